@@ -1,0 +1,319 @@
+"""Shared nouns, the error tree, and the protocols that policies implement.
+
+    ForebayError
+    ├── ConfigError                 the YAML is wrong; nothing was changed
+    ├── Rejected                    the caller's request is not served, and the caller can know why
+    │   ├── InvalidRequest          400, 404, 413, 415: the request itself is at fault
+    │   ├── Unauthorized            401 no such key, 403 not allowed
+    │   ├── QuotaExceeded           429: the tenant's own limit
+    │   ├── Overloaded              429 full, 503 nothing healthy
+    │   └── DeadlineExpired         504: nobody could start it in time
+    └── EngineFailed                502: an engine broke the promise of its protocol
+        ├── EngineUnreachable       never connected: the request cannot have been seen
+        └── EngineRefused           the engine answered, with an error status
+
+Each carries the HTTP `status`, OpenAI's `code`, and `retry_after` in seconds where waiting helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+
+class ForebayError(Exception):
+    """Whatever forebay itself can name as wrong."""
+
+    status = 500
+    code = "internal_error"
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+        if status is not None:
+            self.status = status
+        if code is not None:
+            self.code = code
+
+
+class ConfigError(ForebayError):
+    """The configuration cannot be used."""
+
+    code = "invalid_config"
+
+
+class Rejected(ForebayError):
+    """The request is not served; the caller is told why."""
+
+
+class InvalidRequest(Rejected):
+    """The request itself is at fault."""
+
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class Unauthorized(Rejected):
+    """No valid key, or not allowed with it."""
+
+    status = 401
+    code = "invalid_api_key"
+    type = "authentication_error"
+
+
+class QuotaExceeded(Rejected):
+    """The tenant's own limit is reached."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+
+
+class Overloaded(Rejected):
+    """No room (429) or nothing healthy (503)."""
+
+    status = 429
+    code = "overloaded"
+    type = "overloaded_error"
+
+
+class DeadlineExpired(Rejected):
+    """The request could not be started before its deadline."""
+
+    status = 504
+    code = "deadline_expired"
+    type = "timeout_error"
+
+
+class EngineFailed(ForebayError):
+    """An engine broke off, or spoke something that is no HTTP."""
+
+    status = 502
+    code = "engine_error"
+    type = "server_error"
+
+
+class EngineUnreachable(EngineFailed):
+    """The connection was never made, so the engine cannot have seen the request."""
+
+    code = "engine_unreachable"
+
+
+class EngineRefused(EngineFailed):
+    """The engine answered with an error status."""
+
+    code = "engine_refused"
+
+
+class Route(StrEnum):
+    """A path of the data plane; the value is the path that callers use."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    RERANK = "/v1/rerank"
+    SCORE = "/v1/score"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+    TRANSCRIPTIONS = "/v1/audio/transcriptions"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call going down, as the scheduler sees it.
+
+    Times are in the loop's seconds, `arrived` and `deadline` included. Token counts are estimates
+    until an engine has answered.
+    """
+
+    id: str
+    pool: str
+    route: Route
+    model: str
+    tenant: str
+    sequence: int
+    arrived: float
+    deadline: float
+    prompt_tokens_estimate: int
+    output_tokens_estimate: int
+    uncached_tokens: int
+    body_bytes: int = 0
+    stream: bool = False
+    session: str | None = None
+    endpoint: str | None = None
+    """The only endpoint that can serve it (a stored response lives on one), or None."""
+    avoid: frozenset[str] = frozenset()
+    """Endpoints already tried."""
+
+    @property
+    def shape(self) -> tuple[Route, str, str | None, frozenset[str]]:
+        """What decides which endpoints can serve it: requests of one shape are interchangeable."""
+        return (self.route, self.model, self.endpoint, self.avoid)
+
+
+class Finish(StrEnum):
+    """How a call ended, for metrics and logs."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    ENGINE_ERROR = "engine_error"
+    TRUNCATED = "truncated"
+    """The engine broke off after bytes had gone to the caller."""
+    LEFT = "left"
+    """The caller went away first."""
+    TIMEOUT = "timeout"
+    DRAINED = "drained"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one call ended: written once, when it is settled.
+
+    Times in loop seconds; None means that the moment never came. Token counts are None when the
+    engine told none.
+    """
+
+    request_id: str
+    pool: str
+    route: str
+    tenant: str
+    model: str = ""
+    endpoint: str = ""
+    status: int = 0
+    finish: Finish = Finish.COMPLETED
+    stream: bool = False
+    error: str = ""
+    attempts: int = 0
+    received: float = 0.0
+    placed: float | None = None
+    first_byte: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float = 0.0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    trace: str = ""
+    """The W3C traceparent that was passed on, or empty."""
+
+
+@dataclass(slots=True)
+class EndpointView:
+    """What policies may know of an endpoint. The dispatcher writes it, policies only read.
+
+    `running`, `waiting` and `kv_use` are what the engine last said, None while unknown: an unknown
+    load is never read as an idle engine.
+    """
+
+    name: str
+    engine: str
+    limit: int
+    usable: bool = True
+    """In rotation: probes succeed, breaker closed, configuration right."""
+    share: float = 1.0
+    """Of `limit`: below 1 while the endpoint returns slowly, or tries itself half-open."""
+    models: frozenset[str] = frozenset()
+    """Engine model names; empty means that any name is taken."""
+    routes: frozenset[Route] | None = None
+    """Routes it has; None while not yet known, which counts as all."""
+    in_flight: int = 0
+    in_flight_tokens: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_use: float | None = None
+    load_at: float | None = None
+
+    @property
+    def room(self) -> int:
+        """How many more requests it may take now."""
+        if not self.usable:
+            return 0
+        return max(1, int(self.limit * self.share)) - self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The endpoint chosen for a request."""
+
+    request: Request
+    endpoint: str
+    tokens: int
+    """The predicted load that it adds: uncached prompt and output tokens."""
+    placed: float
+    score: float = field(default=0.0, compare=False)
+
+
+class Ordering(Protocol):
+    """Holds the waiting requests of one pool and says who goes next."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a request into the queue; its `sequence` keeps its place when it comes back."""
+        ...
+
+    def discard(self, request: Request) -> bool:
+        """Forget a request that left; False when it was not waiting."""
+        ...
+
+    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
+        """Remove and return the first request that `fits`; None when none does.
+
+        `fits` answers alike for all requests of one shape, so an implementation asks once a shape.
+        """
+        ...
+
+
+class Filter(Protocol):
+    """Keeps the endpoints that may serve a request."""
+
+    name: str
+
+    def __call__(
+        self, request: Request, endpoints: Sequence[EndpointView], now: float
+    ) -> Sequence[EndpointView]: ...
+
+
+class Score(Protocol):
+    """Rates endpoints for one request, 0 (worst) to 1 (best)."""
+
+    name: str
+
+    def __call__(
+        self, request: Request, endpoints: Sequence[EndpointView], now: float
+    ) -> Sequence[float]: ...
+
+
+class Pick(Protocol):
+    """Chooses one of the scored endpoints; `rng` spreads ties."""
+
+    name: str
+
+    def __call__(
+        self, endpoints: Sequence[EndpointView], scores: Sequence[float], rng: Random
+    ) -> int: ...
