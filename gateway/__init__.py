@@ -1,0 +1,6 @@
+"""Gateway: what does the caller see?
+
+The path of a request starts in `app`: `protocol` reads it, `intake` checks it, `exchange` carries
+it through queue, placement, engine and back, and settles it once. May import every other folder
+but `kernels`.
+"""
