@@ -1,0 +1,123 @@
+"""vLLM: `vllm serve`. Read in 0.26.0 and 0.33.0, run against 0.32.0.
+
+Unknown members are ignored there, so one that a version does not know yet does no harm. Aborting is
+closing the connection: the engine drops the request at once, streaming or not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from forebay.policies.contracts import Route
+
+from . import errors
+from .asking import ask, ask_json, ask_optional, read_models
+from .base import Load, Probe, Translation, Verdict
+from .edits import GENERATING, ask_usage, drop_control, quote, set_model
+from .loose import read_object, read_text
+from .metrics_text import read_highest, read_share, read_total
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .base import Call, EngineError, Target
+
+_SALTED = GENERATING | {Route.EMBEDDINGS, Route.RERANK, Route.SCORE}
+_PRIORITISED = _SALTED
+
+
+class Vllm:
+    """Speaks to vLLM."""
+
+    engine: ClassVar[str] = "vllm"
+    keep_alive_s: ClassVar[float] = 5.0
+    control_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            # Scheduling, and whose request it is.
+            "priority",
+            "request_id",
+            "session_id",
+            "stream_interval",
+            # Whose cached prefixes are seen; hand-off between prefill and decode endpoints.
+            "cache_salt",
+            "kv_transfer_params",
+            "ec_transfer_params",
+            # Channels into plugins, templates and media loaders.
+            "vllm_xargs",
+            "chat_template",
+            "mm_processor_kwargs",
+            "media_io_kwargs",
+            # Tensors in and out.
+            "prompt_embeds",
+            "mm_payload",
+            "return_mm_kwargs",
+            "routed_experts_prompt_start",
+            "return_weight_versions",
+            # The operator's mark on what is generated.
+            "watermarking",
+        }
+    )
+    control_headers: ClassVar[frozenset[str]] = frozenset(
+        {
+            "x-request-id",
+            "x-session-id",
+            "x-vllm-priority",
+            "x-data-parallel-rank",
+            "endpoint-load-metrics-format",
+        }
+    )
+
+    def translate(self, call: Call) -> Translation:
+        """Take control members out; put our name, salt, priority and usage wish in."""
+        edits = set_model(call)
+        if call.members:
+            ask_usage(call, edits)
+            if call.priority and call.route in _PRIORITISED:
+                edits["priority"] = b"%d" % call.priority
+            if call.cache_salt and call.route in _SALTED:
+                edits["cache_salt"] = quote(call.cache_salt)
+        return Translation(
+            call.path,
+            edits,
+            drop_control(call, self.control_fields, edits),
+            (("x-request-id", call.request_id),),
+        )
+
+    def read_error(self, status: int, body: bytes) -> EngineError:
+        """Read an error: 501 here is about the request's fields, not about the route."""
+        said = errors.read_body(status, body)
+        if status == 501 and said.shaped:
+            return errors.error_of(Verdict.NEUTRAL, said)
+        return errors.error_of(errors.judge(status, said), said)
+
+    async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
+        """Ask for health, models, version, routes and start time; not the limit: it is not told."""
+        await ask(http, target, "/health")
+        models = read_models(await ask_json(http, target, "/v1/models"))
+        version = read_object(await ask_optional(http, target, "/version")).get("version")
+        metrics = await ask_optional(http, target, "/metrics") or b""
+        return Probe(
+            engine=self.engine,
+            version=read_text(version),
+            models=models,
+            routes=_read_routes(await ask_optional(http, target, "/openapi.json")),
+            started=read_highest(metrics, b"process_start_time_seconds"),
+        )
+
+    async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
+        """Read the gauges, summed over data-parallel ranks; KV use is the fullest rank's."""
+        text = await ask_optional(http, target, "/metrics") or b""
+        return Load(
+            running=read_total(text, b"vllm:num_requests_running"),
+            waiting=read_total(text, b"vllm:num_requests_waiting"),
+            kv_use=read_share(text, b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
+        )
+
+    async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:
+        """Nothing to do: the engine stops when the connection closes."""
+
+
+def _read_routes(body: bytes | None) -> frozenset[Route] | None:
+    paths = read_object(read_object(body).get("paths"))
+    found = frozenset(route for route in Route if route.value in paths)
+    return found or None
