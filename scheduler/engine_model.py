@@ -1,0 +1,514 @@
+"""One engine, modelled: continuous batching with chunked prefill over paged KV blocks.
+
+Pure and deterministic: `add` and `abort` sequences, `step`, and be told how long that took and
+what happened. No clock and no I/O, so the embedded engine plays it in real time and the simulator
+as fast as it can.
+
+How a step goes, as in vLLM's scheduler: decoding sequences first, each one token; then prompts
+under way and then new ones from the queue, as long as the step's token budget, a seat and KV blocks
+are left. When blocks run out the least urgent sequence is preempted: it gives up its blocks and is
+computed again later.
+
+What makes it fast: decoding sequences are never looped over. All of them advance together with one
+tick counter; a sequence is touched when it crosses a block boundary (it sits in the bucket of its
+phase) and when it finishes (it is filed under its last tick).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+from .engine_kv import KVBlocks
+
+if TYPE_CHECKING:
+    from collections import abc
+
+    from .engine_profiles import Profile
+
+
+class Phase(IntEnum):
+    """Where a sequence is."""
+
+    NEW = 0
+    WAITING = 1
+    PREFILL = 2
+    DECODE = 3
+    DONE = 4
+
+
+class Sequence:
+    """One prompt and its answer under way. Make it, `add` it, read it; the model writes it.
+
+    `hashes` are the chained hashes of its full blocks, as far as anyone knows them: the prompt's,
+    and then the answer's too when a later prompt may continue it. A lower `priority` goes first.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "hashes",
+        "id",
+        "made",
+        "number",
+        "output_tokens",
+        "phase",
+        "plain",
+        "priority",
+        "prompt_tokens",
+        "since",
+    )
+
+    def __init__(
+        self,
+        id: object,  # noqa: A002 - what it is called everywhere else
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        hashes: abc.Sequence[int] = (),
+        priority: int = 0,
+    ) -> None:
+        self.id = id
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.hashes = hashes
+        self.priority = priority
+        self.phase = Phase.NEW
+        self.number = 0
+        self.cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it was first begun."""
+        self.computed = 0
+        self.made = 0
+        self.since = 0
+        self.plain = 0
+        self.blocks: list[int] = []
+
+
+class Stored(NamedTuple):
+    """Blocks `first` up to (not with) `end` of a sequence entered the prefix cache."""
+
+    sequence: Sequence
+    first: int
+    end: int
+
+
+class Removed(NamedTuple):
+    """One copy of a block left the prefix cache."""
+
+    block_hash: int
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step did. Every sequence that decodes made `steps` tokens."""
+
+    duration_s: float = 0.0
+    steps: int = 0
+    prefill_tokens: int = 0
+    first: list[Sequence] = field(default_factory=list[Sequence])
+    """Made their first token."""
+    finished: list[Sequence] = field(default_factory=list[Sequence])
+    preempted: list[Sequence] = field(default_factory=list[Sequence])
+    events: list[Stored | Removed] = field(default_factory=list["Stored | Removed"])
+    """Changes of the prefix cache in order, when the model was made with `events=True`."""
+
+
+class EngineModel:
+    """A model of one engine.
+
+    `priority` orders the queue and preemption by each sequence's priority; without it, by arrival.
+    """
+
+    def __init__(self, profile: Profile, *, priority: bool = True, events: bool = False) -> None:
+        self.profile = profile
+        self.preemptions = 0
+        self.queried_tokens = 0
+        """Prompt tokens looked up in the prefix cache."""
+        self.hit_tokens = 0
+        self._priority = priority
+        self._events = events
+        self._log: list[Stored | Removed] = []
+        self._kv = KVBlocks(profile.num_blocks, self._evicted if events else None)
+        self._queue: list[tuple[int, int, Sequence]] = []
+        self._queue_dead = 0
+        self._stuck = False
+        self._added = 0
+        self._running: dict[Sequence, None] = {}
+        self._prefilling: list[Sequence] = []
+        self._ticks = 0
+        self._decoding = 0
+        self._context = 0
+        self._buckets: list[dict[Sequence, None]] = [{} for _ in range(profile.block_tokens)]
+        self._ends: dict[int, list[Sequence]] = {}
+        self._end_ticks: list[int] = []
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._queue) - self._queue_dead
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running) or self.waiting > 0
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV blocks in use, 0 to 1; idle cached blocks count as free."""
+        return self._kv.used / self._kv.total
+
+    @property
+    def kv(self) -> KVBlocks:
+        """The blocks, to read."""
+        return self._kv
+
+    def produced(self, sequence: Sequence) -> int:
+        """Count the output tokens that it has made."""
+        if sequence.phase is Phase.DECODE:
+            return sequence.made + self._ticks - sequence.since
+        return sequence.made
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence; raises ValueError when it could never fit into the KV blocks."""
+        tokens = sequence.prompt_tokens + max(0, sequence.output_tokens - 1)
+        if sequence.phase is not Phase.NEW or sequence.prompt_tokens < 1:
+            raise ValueError("a sequence is added once, and has at least one prompt token")
+        if -(-tokens // self.profile.block_tokens) > self._kv.total:
+            raise ValueError(f"{tokens} tokens do not fit into {self._kv.total} KV blocks")
+        self._added += 1
+        sequence.number = self._added
+        self._enqueue(sequence)
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Drop a sequence at once, its blocks with it; False when it is not under way."""
+        phase = sequence.phase
+        if phase is Phase.WAITING:
+            sequence.phase = Phase.DONE
+            self._queue_dead += 1
+            self._sweep_queue()
+        elif phase in (Phase.PREFILL, Phase.DECODE):
+            self._leave(sequence)
+            sequence.phase = Phase.DONE
+        else:
+            return False
+        self._stuck = False
+        return True
+
+    def step(self, limit_s: float = 0.0) -> StepResult:
+        """Take one step, and further ones that begin within `limit_s` until one is of note.
+
+        Of note is a first token, a finish or a preemption. An idle model takes no step.
+        """
+        result = StepResult()
+        while self.busy:
+            if self._is_calm():
+                self._coast(limit_s, result)
+            else:
+                self._step(result)
+            if result.duration_s >= limit_s or result.first or result.finished or result.preempted:
+                break
+        if self._log:
+            result.events, self._log = self._log, []
+        return result
+
+    def _is_calm(self) -> bool:
+        """Whether the next step only decodes, and has the blocks for it."""
+        if self._prefilling or not self._decoding or (self.waiting and not self._stuck):
+            return False
+        bucket = self._buckets[self._ticks % self.profile.block_tokens]
+        return len(bucket) <= self._kv.available
+
+    def _coast(self, limit_s: float, result: StepResult) -> None:
+        """Take decode-only steps, at least one, until a sequence ends or blocks run short."""
+        profile, count, kv, buckets = self.profile, self._decoding, self._kv, self._buckets
+        fixed = profile.step_s + count * profile.decode_sequence_s
+        per_context, size = profile.context_token_s, profile.block_tokens
+        elapsed, context, begun = result.duration_s, self._context, self._ticks
+        ticks, end = begun, self._next_end()
+        while True:
+            bucket = buckets[ticks % size]
+            if bucket:
+                kv.take(len(bucket))
+                for sequence in bucket:
+                    sequence.plain += 1
+            jump = 1
+            while ticks + jump < end and not buckets[(ticks + jump) % size]:
+                jump += 1
+            duration = jump * fixed + per_context * (
+                jump * context + count * (jump * (jump - 1) // 2)
+            )
+            if jump > 1 and elapsed + duration > limit_s:
+                jump, duration = 1, fixed + per_context * context
+            elapsed += duration
+            ticks += jump
+            context += count * jump
+            bucket = buckets[ticks % size]
+            if bucket:
+                self._store_decoded(bucket, ticks)
+            if ticks == end or elapsed >= limit_s or len(bucket) > kv.available:
+                break
+        self._ticks, self._context = ticks, context
+        result.duration_s = elapsed
+        result.steps += ticks - begun
+        if ticks == end:
+            self._finish_due(result)
+
+    def _step(self, result: StepResult) -> None:
+        """Take one step of any kind."""
+        profile = self.profile
+        self._grow_decoding(result)
+        prefilled, pairs = self._schedule_prefill(result)
+        result.duration_s += (
+            profile.step_s
+            + prefilled * profile.prefill_token_s
+            + pairs * profile.prefill_pair_s
+            + self._decoding * profile.decode_sequence_s
+            + self._context * profile.context_token_s
+        )
+        result.prefill_tokens += prefilled
+        result.steps += 1
+        self._ticks += 1
+        self._context += self._decoding
+        self._store_decoded(self._buckets[self._ticks % profile.block_tokens], self._ticks)
+        self._finish_due(result)
+        self._settle_prefilled(result)
+
+    # Decoding sequences
+
+    def _grow_decoding(self, result: StepResult) -> None:
+        """Give a new block to each decoding sequence that stands at a block's end."""
+        kv = self._kv
+        for sequence in list(self._buckets[self._ticks % self.profile.block_tokens]):
+            while sequence.phase is Phase.DECODE and not kv.available:
+                self._preempt(result)
+            if sequence.phase is Phase.DECODE:
+                kv.take(1)
+                sequence.plain += 1
+
+    def _store_decoded(self, bucket: dict[Sequence, None], ticks: int) -> None:
+        """Cache the blocks that these decoding sequences have just filled."""
+        size = self.profile.block_tokens
+        for sequence in bucket:
+            if len(sequence.hashes) > len(sequence.blocks):
+                made = sequence.made + ticks - sequence.since
+                self._store(sequence, (sequence.prompt_tokens + made - 1) // size)
+
+    def _finish_due(self, result: StepResult) -> None:
+        ticks = self._ticks
+        if not self._end_ticks or self._end_ticks[0] > ticks:
+            return
+        while self._end_ticks and self._end_ticks[0] <= ticks:
+            heappop(self._end_ticks)
+        for sequence in self._ends.pop(ticks, ()):
+            # An aborted or preempted one still stands here; its tick is then another.
+            if sequence.phase is Phase.DECODE and self.produced(sequence) == sequence.output_tokens:
+                self._finish(sequence, result)
+
+    def _next_end(self) -> int:
+        """Return the tick at which the next sequence ends (or would have, had it not left)."""
+        return self._end_ticks[0]
+
+    def _decode(self, sequence: Sequence) -> None:
+        """Let a sequence whose prompt is computed join those that decode."""
+        sequence.phase = Phase.DECODE
+        sequence.since = self._ticks
+        self._decoding += 1
+        self._context += sequence.computed
+        self._buckets[(self._ticks - sequence.computed) % self.profile.block_tokens][sequence] = (
+            None
+        )
+        end = self._ticks + sequence.output_tokens - sequence.made
+        if end in self._ends:
+            self._ends[end].append(sequence)
+        else:
+            self._ends[end] = [sequence]
+            heappush(self._end_ticks, end)
+
+    # Prompts
+
+    def _schedule_prefill(self, result: StepResult) -> tuple[int, int]:
+        """Give the rest of the step's budget to prompts; return tokens and attention pairs."""
+        budget = total = self.profile.max_num_batched_tokens - self._decoding
+        pairs = 0
+        for sequence in list(self._prefilling):
+            if not budget:
+                break
+            if sequence.phase is not Phase.PREFILL:
+                continue
+            chunk = self._extend(sequence, budget, result)
+            budget -= chunk
+            pairs += chunk * (2 * sequence.computed - chunk) // 2
+        while budget and not result.preempted:
+            sequence = self._admit(budget)
+            if sequence is None:
+                break
+            chunk = self._compute(sequence, budget)
+            budget -= chunk
+            pairs += chunk * (2 * sequence.computed - chunk) // 2
+        return total - budget, pairs
+
+    def _extend(self, sequence: Sequence, budget: int, result: StepResult) -> int:
+        """Compute the next chunk of a prompt under way, preempting others for its blocks."""
+        while sequence.phase is Phase.PREFILL:
+            if self._missing_blocks(sequence, budget) <= self._kv.available:
+                return self._compute(sequence, budget)
+            self._preempt(result)
+        return 0
+
+    def _missing_blocks(self, sequence: Sequence, budget: int) -> int:
+        target = sequence.prompt_tokens + sequence.made
+        reach = min(target, sequence.computed + budget)
+        have = len(sequence.blocks) + sequence.plain
+        return -(-reach // self.profile.block_tokens) - have
+
+    def _compute(self, sequence: Sequence, budget: int) -> int:
+        """Compute up to `budget` tokens of a prompt; the blocks are there. Return how many."""
+        missing = self._missing_blocks(sequence, budget)
+        self._kv.take(missing)
+        sequence.plain += missing
+        chunk = min(sequence.prompt_tokens + sequence.made - sequence.computed, budget)
+        sequence.computed += chunk
+        self._store(sequence, sequence.computed // self.profile.block_tokens)
+        return chunk
+
+    def _store(self, sequence: Sequence, full: int) -> None:
+        """Cache a sequence's blocks up to its first `full` ones, as far as hashes are known."""
+        hashes, blocks, store = sequence.hashes, sequence.blocks, self._kv.store
+        first, end = len(blocks), min(full, len(sequence.hashes))
+        if first >= end:
+            return
+        for index in range(first, end):
+            blocks.append(store(hashes[index]))
+        sequence.plain -= end - first
+        if self._events:
+            self._log.append(Stored(sequence, first, end))
+
+    def _settle_prefilled(self, result: StepResult) -> None:
+        """Take the sampled token of each prompt that is now computed whole."""
+        if not self._prefilling:
+            return
+        rest: list[Sequence] = []
+        for sequence in self._prefilling:
+            if sequence.computed < sequence.prompt_tokens + sequence.made:
+                rest.append(sequence)
+                continue
+            if sequence.output_tokens and not sequence.made:
+                result.first.append(sequence)
+            sequence.made += 1 if sequence.output_tokens else 0
+            if sequence.made >= sequence.output_tokens:
+                self._finish(sequence, result)
+            else:
+                self._decode(sequence)
+        self._prefilling = rest
+
+    # Coming and going
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.WAITING
+        key = sequence.priority if self._priority else 0
+        heappush(self._queue, (key, sequence.number, sequence))
+        self._stuck = False
+
+    def _sweep_queue(self) -> None:
+        """Forget aborted sequences, at the head at once and elsewhere when they are many."""
+        queue = self._queue
+        if self._queue_dead > 64 and 2 * self._queue_dead > len(queue):
+            queue[:] = [entry for entry in queue if entry[2].phase is Phase.WAITING]
+            heapify(queue)
+            self._queue_dead = 0
+        while queue and queue[0][2].phase is not Phase.WAITING:
+            heappop(queue)
+            self._queue_dead -= 1
+
+    def _admit(self, budget: int) -> Sequence | None:
+        """Move the head of the queue into the batch, unless seats or blocks are short."""
+        if not self._queue or self._stuck:
+            return None
+        if len(self._running) >= self.profile.max_num_seqs:
+            self._stuck = True
+            return None
+        sequence = self._queue[0][2]
+        if not self._reuse_prefix(sequence, budget):
+            self._stuck = True
+            return None
+        heappop(self._queue)
+        self._sweep_queue()
+        sequence.phase = Phase.PREFILL
+        self._running[sequence] = None
+        self._prefilling.append(sequence)
+        return sequence
+
+    def _reuse_prefix(self, sequence: Sequence, budget: int) -> bool:
+        """Hold the cached head of a prompt; False, and nothing held, when blocks are short.
+
+        The last token is always computed: something must be sampled from.
+        """
+        size, kv = self.profile.block_tokens, self._kv
+        target = sequence.prompt_tokens + sequence.made
+        found = kv.match(sequence.hashes, (target - 1) // size)
+        reach = min(target, len(found) * size + budget)
+        missing = -(-reach // size) - len(found)
+        if missing + kv.idle_among(found) > kv.available:
+            return False
+        kv.hold(found)
+        sequence.blocks = found
+        sequence.computed = len(found) * size
+        if not sequence.made:
+            sequence.cached_tokens = sequence.computed
+            self.queried_tokens += target
+            self.hit_tokens += sequence.computed
+        return True
+
+    def _preempt(self, result: StepResult) -> None:
+        """Send the least urgent sequence of the batch, the latest among equals, to the queue."""
+        victim = max(self._running, key=self._urgency)
+        self._leave(victim)
+        victim.computed = 0
+        self._enqueue(victim)
+        self._stuck = True
+        self.preemptions += 1
+        result.preempted.append(victim)
+
+    def _urgency(self, sequence: Sequence) -> tuple[int, int]:
+        return (sequence.priority if self._priority else 0, sequence.number)
+
+    def _finish(self, sequence: Sequence, result: StepResult) -> None:
+        result.finished.append(sequence)
+        if sequence.phase is Phase.PREFILL:
+            self._drop(sequence)
+        else:
+            self._leave(sequence)
+        sequence.phase = Phase.DONE
+        self._stuck = False
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of the batch, wherever in it."""
+        if sequence.phase is Phase.PREFILL:
+            self._prefilling.remove(sequence)
+        else:
+            made = self.produced(sequence)
+            computed = sequence.prompt_tokens + made - 1
+            self._context -= computed
+            self._decoding -= 1
+            size = self.profile.block_tokens
+            del self._buckets[(sequence.since - sequence.computed) % size][sequence]
+            sequence.made, sequence.computed = made, computed
+        self._drop(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Give up a seat and its blocks."""
+        del self._running[sequence]
+        self._kv.release(sequence.blocks)
+        self._kv.give(sequence.plain)
+        sequence.blocks, sequence.plain = [], 0
+
+    def _evicted(self, block_hash: int) -> None:
+        self._log.append(Removed(block_hash))
