@@ -1,0 +1,135 @@
+"""Every metric that forebay exposes: name, kind, labels, meaning. docs/metrics.md says the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+
+_POOL = ("pool",)
+_ENDPOINT = ("pool", "endpoint")
+_TOKENS = ("pool", "tenant", "model")
+
+
+def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(name, "counter", labels, text)
+
+
+def _gauge(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(name, "gauge", labels, text)
+
+
+def _histogram(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(name, "histogram", labels, text)
+
+
+REQUESTS = _counter(
+    "forebay_requests_total",
+    ("pool", "route", "endpoint", "status", "finish"),
+    "requests that ended, by how they ended",
+)
+TTFT = _histogram("forebay_ttft_seconds", _POOL, "request received to first output token sent")
+TPOT = _histogram(
+    "forebay_tpot_seconds", _POOL, "time per output token after the first, one value a request"
+)
+ITL = _histogram("forebay_itl_seconds", _POOL, "each gap between two events of an answer")
+E2E = _histogram(
+    "forebay_e2e_seconds", _POOL, "request received to last byte sent, completed requests only"
+)
+QUEUE_WAIT = _histogram(
+    "forebay_queue_wait_seconds", _POOL, "request received to placed on an endpoint"
+)
+PROMPT_TOKENS = _counter("forebay_prompt_tokens_total", _TOKENS, "prompt tokens, as engines say")
+CACHED_TOKENS = _counter(
+    "forebay_cached_tokens_total", _TOKENS, "prompt tokens that engines had cached"
+)
+OUTPUT_TOKENS = _counter("forebay_output_tokens_total", _TOKENS, "output tokens, as engines say")
+RETRIES = _counter("forebay_retries_total", _POOL, "attempts after a request's first")
+RETRIES_REFUSED = _counter(
+    "forebay_retries_refused_total", _POOL, "retries not made since the budget was spent"
+)
+STRIPPED_FIELDS = _counter(
+    "forebay_stripped_fields_total",
+    ("pool", "field"),
+    "engine-control fields taken out of callers' requests",
+)
+DISCONNECTS = _counter(
+    "forebay_disconnects_total", ("pool", "phase"), "callers that left before the end, and when"
+)
+RECEIVED_BYTES = _counter("forebay_received_bytes_total", _POOL, "request bodies received")
+SENT_BYTES = _counter("forebay_sent_bytes_total", _POOL, "answer bodies sent")
+TRANSITIONS = _counter(
+    "forebay_endpoint_transitions_total",
+    ("pool", "endpoint", "state"),
+    "times that an endpoint came into a state; open is the breaker",
+)
+STATE = _gauge(
+    "forebay_endpoint_state", ("pool", "endpoint", "state"), "1 for the state it is in, else 0"
+)
+IN_FLIGHT = _gauge(
+    "forebay_endpoint_in_flight_requests", _ENDPOINT, "requests that forebay has placed on it"
+)
+LIMIT = _gauge("forebay_endpoint_limit_requests", _ENDPOINT, "requests it may have at once now")
+IN_FLIGHT_TOKENS = _gauge(
+    "forebay_endpoint_in_flight_tokens", _ENDPOINT, "predicted tokens of the requests placed on it"
+)
+RUNNING = _gauge(
+    "forebay_endpoint_running_requests",
+    _ENDPOINT,
+    "running, as the engine says; absent when unknown",
+)
+WAITING = _gauge(
+    "forebay_endpoint_waiting_requests",
+    _ENDPOINT,
+    "waiting inside the engine, as it says; absent when unknown",
+)
+KV_USE = _gauge(
+    "forebay_endpoint_kv_use_ratio",
+    _ENDPOINT,
+    "KV blocks in use, 0 to 1, as the engine says; absent when unknown",
+)
+LOAD_AGE = _gauge(
+    "forebay_endpoint_load_age_seconds",
+    _ENDPOINT,
+    "age of what the engine last said of its load; absent when unknown",
+)
+ENDPOINT_CONNECTIONS = _gauge(
+    "forebay_endpoint_connections", _ENDPOINT, "open connections to it, idle ones included"
+)
+QUEUED = _gauge("forebay_queue_requests", _POOL, "requests waiting")
+QUEUED_BYTES = _gauge("forebay_queue_bytes", _POOL, "bodies of the requests waiting")
+OLDEST_WAIT = _gauge("forebay_queue_oldest_seconds", _POOL, "how long the oldest has waited")
+CLIENT_CONNECTIONS = _gauge("forebay_client_connections", (), "open connections of callers")
+BUFFERED = _gauge("forebay_buffered_bytes", (), "bodies and answers held in memory")
+BUFFERED_LIMIT = _gauge("forebay_buffered_limit_bytes", (), "server.max_buffered")
+SETTLEMENTS = _gauge("forebay_settlements_waiting", (), "ended requests whose I/O is still to do")
+CONFIG_OK = _gauge("forebay_config_ok", (), "0 after a refused reload")
+READY = _gauge("forebay_ready", (), "1 while readyz says 200")
+DRAINING = _gauge("forebay_draining", (), "1 from SIGTERM on")
+LOOP_PAUSE = _histogram(
+    "forebay_loop_pause_seconds", (), "how late the event loop ran its watch, every 50 ms"
+)
+LOOP_PAUSE_MAX = _gauge(
+    "forebay_loop_pause_max_seconds", (), "the longest pause of the last 30 to 60 s"
+)
+LOG_DROPPED = _counter(
+    "forebay_log_lines_dropped_total", (), "log lines lost since their reader was too slow"
+)
+TRACES_DROPPED = _counter(
+    "forebay_traces_dropped_total", (), "sampled requests whose spans were lost"
+)
+BUILD = _gauge("forebay_build_info", ("version",), "always 1")
+
+CATALOG = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,102 @@
+"""Which label values exist: those of the configuration, and `other`.
+
+A name that a caller made up never becomes a time series. An empty value means that there is none:
+no endpoint was chosen, no tenants are configured, nothing was answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+from forebay.policies.contracts import Finish, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from forebay.gateway.config.sections import Config
+
+OTHER = "other"
+ROUTES = frozenset(
+    [*map(str, Route), "/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/models"]
+)
+FINISHES = frozenset(map(str, Finish))
+PHASES = ("uploading", "queued", "waiting", "streaming")
+"""Where a request was when its caller left; `waiting` is placed, without a byte of answer."""
+STATES = (
+    *("unknown", "up", "returning", "half_open", "open", "down", "misconfigured"),
+    *("draining", "other"),
+)
+"""What an endpoint may be; exactly one is 1. `open` and `half_open` are the breaker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLabels:
+    """The names that one pool brings."""
+
+    endpoints: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSpace:
+    """All names that may be label values. `fields` are the control fields that adapters know."""
+
+    pools: Mapping[str, PoolLabels]
+    tenants: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_config(cls, config: Config, *, fields: Collection[str] = ()) -> Self:
+        """Collect the names of a configuration."""
+        pools = {
+            pool.name: PoolLabels(frozenset(e.name for e in pool.endpoints), frozenset(pool.models))
+            for pool in config.pools
+        }
+        tenants = frozenset(tenant.name for tenant in config.tenants)
+        return cls(MappingProxyType(pools), tenants, frozenset(fields))
+
+    def pool(self, name: str) -> str:
+        """Return the label for a pool's name."""
+        return name if not name or name in self.pools else OTHER
+
+    def endpoint(self, pool: str, name: str) -> str:
+        """Return the label for the name of an endpoint of this pool."""
+        known = self.pools.get(pool)
+        return name if not name or (known and name in known.endpoints) else OTHER
+
+    def model(self, pool: str, name: str) -> str:
+        """Return the label for a model name that callers of this pool may use."""
+        known = self.pools.get(pool)
+        return name if not name or (known and name in known.models) else OTHER
+
+    def tenant(self, name: str) -> str:
+        """Return the label for a tenant's name."""
+        return name if not name or name in self.tenants else OTHER
+
+    def field(self, name: str) -> str:
+        """Return the label for a control field."""
+        return name if name in self.fields else OTHER
+
+
+def route_label(route: str) -> str:
+    """Return the label for a route: its template, never a path with an id in it."""
+    return str(route) if not route or route in ROUTES else OTHER
+
+
+def status_label(status: int) -> str:
+    """Return the label for an HTTP status; 0, nothing was answered, is empty."""
+    if not status:
+        return ""
+    return str(status) if 100 <= status <= 599 else OTHER
+
+
+def finish_label(finish: str) -> str:
+    """Return the label for how a call ended."""
+    return str(finish) if finish in FINISHES else OTHER
+
+
+def state_label(state: str) -> str:
+    """Return the label for an endpoint's state."""
+    return str(state) if state in STATES else OTHER

@@ -1,0 +1,332 @@
+"""Metrics: cheap to write on the event loop, folded in batches, rendered elsewhere.
+
+Three moments. `settled` only remembers an outcome. `fold`, once a loop turn or every 100 ms, turns
+the outcomes into counts. `render`, in another thread, takes the lock, copies the counts, and turns
+the copy into text without it. The loop never waits for that lock: a fold that finds it taken leaves
+the outcomes for the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from forebay.policies.contracts import Finish
+
+from . import catalog
+from .histogram import (
+    E2E_BOUNDS,
+    PAUSE_BOUNDS,
+    QUEUE_BOUNDS,
+    TPOT_BOUNDS,
+    TTFT_BOUNDS,
+    Histogram,
+    HistogramCopy,
+)
+from .labels import OTHER, LabelSpace, finish_label, route_label, state_label, status_label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from forebay.policies.contracts import Outcome
+
+    from .catalog import Metric
+    from .snapshot import Snapshot
+
+MAX_SETS = 4096
+"""Label sets of one counter; the next goes to the set of nothing but `other`."""
+MAX_CACHED = 8192
+"""Outcomes' raw names that have been looked up before."""
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """Counts by label set. The values must be labels already: see `LabelSpace`."""
+
+    __slots__ = ("_other", "metric", "values")
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.values: dict[Labels, int] = {}
+        self._other = (OTHER,) * len(metric.labels)
+
+    def add(self, labels: Labels, by: int = 1) -> None:
+        """Count `by` more."""
+        values = self.values
+        if labels not in values and len(values) >= MAX_SETS:
+            labels = self._other
+        values[labels] = values.get(labels, 0) + by
+
+
+class _Requests:
+    """How many requests ended alike, and where their times go."""
+
+    __slots__ = ("count", "labels", "pool")
+
+    def __init__(self, labels: Labels, pool: _Pool) -> None:
+        self.count = 0
+        self.labels = labels
+        self.pool = pool
+
+
+class _Tokens:
+    """The tokens of one tenant and model."""
+
+    __slots__ = ("cached", "labels", "output", "prompt")
+
+    def __init__(self, labels: Labels) -> None:
+        self.prompt = 0
+        self.cached = 0
+        self.output = 0
+        self.labels = labels
+
+
+class _Pool:
+    """What is summed for a whole pool."""
+
+    __slots__ = ("e2e", "itl", "queue_wait", "received", "retries", "sent", "tpot", "ttft")
+
+    def __init__(self) -> None:
+        self.ttft = Histogram(TTFT_BOUNDS)
+        self.tpot = Histogram(TPOT_BOUNDS)
+        self.itl = Histogram(TPOT_BOUNDS)
+        self.e2e = Histogram(E2E_BOUNDS)
+        self.queue_wait = Histogram(QUEUE_BOUNDS)
+        self.received = 0
+        self.sent = 0
+        self.retries = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTotals:
+    """A pool's sums since start, for the status; rates are differences of two of them."""
+
+    requests: int
+    failed: int
+    """Of `requests`: engine errors, cut answers and expired deadlines."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft: HistogramCopy
+    tpot: HistogramCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """All counts at one moment, as a scrape renders them."""
+
+    counters: tuple[tuple[Metric, Mapping[Labels, int]], ...]
+    histograms: tuple[tuple[Metric, Mapping[Labels, HistogramCopy]], ...]
+
+
+_FAILED = frozenset(map(str, (Finish.ENGINE_ERROR, Finish.TRUNCATED, Finish.TIMEOUT)))
+
+
+class Metrics:
+    """All counts of one process. Write from the loop's thread; read from any."""
+
+    def __init__(self, labels: LabelSpace) -> None:
+        self._labels = labels
+        self._lock = Lock()
+        self._pending: deque[Outcome] = deque()
+        self.settled: Callable[[Outcome], None] = self._pending.append
+        """Remember how one request ended, for the next fold."""
+        self.loop_pause = Histogram(PAUSE_BOUNDS)
+        self._pools = {name: _Pool() for name in ("", OTHER, *labels.pools)}
+        self._requests: dict[Labels, _Requests] = {}
+        self._tokens: dict[Labels, _Tokens] = {}
+        self._requests_by_name: dict[tuple[object, ...], _Requests] = {}
+        self._tokens_by_name: dict[tuple[str, str, str], _Tokens] = {}
+        self._disconnects = Counter(catalog.DISCONNECTS)
+        self._refused = Counter(catalog.RETRIES_REFUSED)
+        self._stripped = Counter(catalog.STRIPPED_FIELDS)
+        self._transitions = Counter(catalog.TRANSITIONS)
+
+    def itl(self, pool: str) -> Histogram:
+        """Return the pool's histogram of gaps: a relay holds it and observes each chunk."""
+        return self._pools[self._labels.pool(pool)].itl
+
+    def stripped(self, pool: str, field: str) -> None:
+        """Count a control field that was taken out of a caller's request."""
+        self._stripped.add((self._labels.pool(pool), self._labels.field(field)))
+
+    def retry_refused(self, pool: str) -> None:
+        """Count a retry that the budget did not allow."""
+        self._refused.add((self._labels.pool(pool),))
+
+    def transition(self, pool: str, endpoint: str, state: str) -> None:
+        """Count that an endpoint came into a state."""
+        labels = self._labels
+        name = labels.endpoint(pool, endpoint)
+        self._transitions.add((labels.pool(pool), name, state_label(state)))
+
+    def fold(self) -> None:
+        """Turn the outcomes since the last fold into counts; never waits."""
+        if not self._pending or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._drain()
+        finally:
+            self._lock.release()
+
+    def relabel(self, labels: LabelSpace) -> None:
+        """Take a reloaded configuration's names: those that stay keep their counts.
+
+        For the loop's thread, as all writing.
+        """
+        with self._lock:
+            self._drain()
+            self._labels = labels
+            names = ("", OTHER, *labels.pools)
+            self._pools = {name: self._pools.get(name) or _Pool() for name in names}
+            self._requests_by_name.clear()
+            self._tokens_by_name.clear()
+            self._forget_unknown(labels)
+
+    def totals(self) -> dict[str, PoolTotals]:
+        """Sum up each pool of the configuration."""
+        with self._lock:
+            self._drain()
+            return {name: self._totals(name) for name in self._labels.pools}
+
+    def copy(self) -> Copied:
+        """Copy all counts, outcomes not yet folded included."""
+        with self._lock:
+            self._drain()
+            return Copied(tuple(self._copy_counters()), tuple(self._copy_histograms()))
+
+    def render(self, accept: str, snapshot: Snapshot) -> tuple[str, bytes]:
+        """Return content type and text for a scrape. For a thread that is not the loop's."""
+        # prometheus_client takes 70 ms to import, most of it for servers that are not used here:
+        # the first scrape pays, in its own thread, not the start.
+        from .render import render_text  # noqa: PLC0415
+
+        return render_text(accept, self.copy(), snapshot)
+
+    def _drain(self) -> None:
+        take, fold = self._pending.popleft, self._fold_one
+        for _ in range(len(self._pending)):
+            fold(take())
+
+    def _fold_one(self, o: Outcome) -> None:
+        finish = o.finish
+        key = (o.pool, o.endpoint, o.status, finish, o.route)
+        cell = self._requests_by_name.get(key) or self._find_requests(key, o)
+        cell.count += 1
+        pool = cell.pool
+        pool.received += o.bytes_in
+        pool.sent += o.bytes_out
+        received = o.received
+        if o.placed is not None:
+            pool.queue_wait.observe(max(0.0, o.placed - received))
+            if o.attempts > 1:
+                pool.retries += o.attempts - 1
+        output = o.output_tokens
+        if o.first_token is not None:
+            pool.ttft.observe(max(0.0, o.first_token - received))
+            if output and output > 1 and o.last_token is not None:
+                pool.tpot.observe(max(0.0, o.last_token - o.first_token) / (output - 1))
+        if finish is Finish.COMPLETED:
+            pool.e2e.observe(max(0.0, o.ended - received))
+        elif finish is Finish.LEFT:
+            self._disconnects.add((cell.labels[0], _phase(o)))
+        if output is not None or o.prompt_tokens is not None:
+            self._count_tokens(o)
+
+    def _count_tokens(self, o: Outcome) -> None:
+        key = (o.pool, o.tenant, o.model)
+        cell = self._tokens_by_name.get(key) or self._find_tokens(key)
+        cell.prompt += o.prompt_tokens or 0
+        cell.cached += o.cached_tokens or 0
+        cell.output += o.output_tokens or 0
+
+    def _find_requests(self, key: tuple[object, ...], o: Outcome) -> _Requests:
+        pool = self._labels.pool(o.pool)
+        endpoint = self._labels.endpoint(o.pool, o.endpoint)
+        status, finish = status_label(o.status), finish_label(o.finish)
+        labels: Labels = (pool, route_label(o.route), endpoint, status, finish)
+        if labels not in self._requests and len(self._requests) >= MAX_SETS:
+            labels = (OTHER,) * 5
+        cell = self._requests.get(labels)
+        if cell is None:
+            cell = self._requests[labels] = _Requests(labels, self._pools[labels[0]])
+        if len(self._requests_by_name) < MAX_CACHED:
+            self._requests_by_name[key] = cell
+        return cell
+
+    def _find_tokens(self, key: tuple[str, str, str]) -> _Tokens:
+        pool, tenant, model = key
+        known = self._labels
+        labels: Labels = (known.pool(pool), known.tenant(tenant), known.model(pool, model))
+        if labels not in self._tokens and len(self._tokens) >= MAX_SETS:
+            labels = (OTHER,) * 3
+        cell = self._tokens.setdefault(labels, _Tokens(labels))
+        if len(self._tokens_by_name) < MAX_CACHED:
+            self._tokens_by_name[key] = cell
+        return cell
+
+    def _forget_unknown(self, known: LabelSpace) -> None:
+        def stays(pool: str, endpoint: str = "") -> bool:
+            return known.pool(pool) == pool and known.endpoint(pool, endpoint) == endpoint
+
+        self._requests = {k: c for k, c in self._requests.items() if stays(k[0], k[2])}
+        self._tokens = {k: c for k, c in self._tokens.items() if _same_tokens(known, k)}
+        for counter in (self._disconnects, self._refused, self._stripped):
+            counter.values = {k: n for k, n in counter.values.items() if stays(k[0])}
+        transitions = self._transitions
+        transitions.values = {k: n for k, n in transitions.values.items() if stays(k[0], k[1])}
+
+    def _totals(self, name: str) -> PoolTotals:
+        ended = [cell for labels, cell in self._requests.items() if labels[0] == name]
+        tokens = [cell for labels, cell in self._tokens.items() if labels[0] == name]
+        return PoolTotals(
+            requests=sum(cell.count for cell in ended),
+            failed=sum(cell.count for cell in ended if cell.labels[4] in _FAILED),
+            prompt_tokens=sum(cell.prompt for cell in tokens),
+            cached_tokens=sum(cell.cached for cell in tokens),
+            output_tokens=sum(cell.output for cell in tokens),
+            ttft=self._pools[name].ttft.copy(),
+            tpot=self._pools[name].tpot.copy(),
+        )
+
+    def _copy_counters(self) -> Iterator[tuple[Metric, Mapping[Labels, int]]]:
+        yield catalog.REQUESTS, {k: cell.count for k, cell in self._requests.items()}
+        tokens = self._tokens.items()
+        yield catalog.PROMPT_TOKENS, {k: cell.prompt for k, cell in tokens}
+        yield catalog.CACHED_TOKENS, {k: cell.cached for k, cell in tokens}
+        yield catalog.OUTPUT_TOKENS, {k: cell.output for k, cell in tokens}
+        yield catalog.RETRIES, self._of_pools(lambda pool: pool.retries)
+        yield catalog.RECEIVED_BYTES, self._of_pools(lambda pool: pool.received)
+        yield catalog.SENT_BYTES, self._of_pools(lambda pool: pool.sent)
+        for counter in (self._disconnects, self._refused, self._stripped, self._transitions):
+            yield counter.metric, dict(counter.values)
+
+    def _of_pools(self, read: Callable[[_Pool], int]) -> dict[Labels, int]:
+        known = self._labels.pools
+        values = {name: read(pool) for name, pool in self._pools.items()}
+        return {(name,): n for name, n in values.items() if n or name in known}
+
+    def _copy_histograms(self) -> Iterator[tuple[Metric, Mapping[Labels, HistogramCopy]]]:
+        pools = [(name, pool) for name, pool in self._pools.items() if name in self._labels.pools]
+        yield catalog.TTFT, {(name,): pool.ttft.copy() for name, pool in pools}
+        yield catalog.TPOT, {(name,): pool.tpot.copy() for name, pool in pools}
+        yield catalog.ITL, {(name,): pool.itl.copy() for name, pool in pools}
+        yield catalog.E2E, {(name,): pool.e2e.copy() for name, pool in pools}
+        yield catalog.QUEUE_WAIT, {(name,): pool.queue_wait.copy() for name, pool in pools}
+        yield catalog.LOOP_PAUSE, {(): self.loop_pause.copy()}
+
+
+def _phase(o: Outcome) -> str:
+    if o.first_byte is not None:
+        return "streaming"
+    if o.placed is not None:
+        return "waiting"
+    return "queued" if o.pool else "uploading"
+
+
+def _same_tokens(known: LabelSpace, labels: Labels) -> bool:
+    pool, tenant, model = labels
+    return (known.pool(pool), known.tenant(tenant), known.model(pool, model)) == labels

@@ -1,0 +1,134 @@
+"""Turns copied counts and a snapshot into Prometheus text. Loaded by the first scrape."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from . import catalog
+from .labels import STATES, state_label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from .catalog import Metric
+    from .histogram import HistogramCopy
+    from .metrics import Copied, Labels
+    from .snapshot import EndpointStatus, Snapshot
+
+
+def render_text(accept: str, copied: Copied, snapshot: Snapshot) -> tuple[str, bytes]:
+    """Return content type and text in the format that `accept` asks for."""
+    registry = CollectorRegistry()
+    registry.register(_Copy(copied, snapshot))
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    # The library's types say Collector where its own code passes a registry, as we do.
+    return content_type, encode(cast("Collector", registry))
+
+
+class _Copy(Collector):
+    """Hands the library what was copied."""
+
+    def __init__(self, copied: Copied, snapshot: Snapshot) -> None:
+        self._copied = copied
+        self._snapshot = snapshot
+
+    def describe(self) -> list[Family]:
+        """Say nothing, so that registering does not collect once more."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        for metric, counts in self._copied.counters:
+            yield _counter(metric, counts)
+        for metric, histograms in self._copied.histograms:
+            yield _histogram(metric, histograms)
+        yield from _gauges(self._snapshot)
+
+
+def _counter(metric: Metric, counts: Mapping[Labels, float]) -> Family:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in counts.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _gauge(metric: Metric, values: Mapping[Labels, float]) -> Family:
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(metric: Metric, histograms: Mapping[Labels, HistogramCopy]) -> Family:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, copy in histograms.items():
+        bounds = [*map(str, copy.bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(copy.counts)), strict=True))
+        family.add_metric(labels, buckets, copy.total)
+    return family
+
+
+def _gauges(snapshot: Snapshot) -> Iterator[Family]:
+    yield from _pool_gauges(snapshot)
+    yield from _endpoint_gauges(snapshot)
+    for metric, value in (
+        (catalog.CLIENT_CONNECTIONS, snapshot.client_connections),
+        (catalog.BUFFERED, snapshot.buffered_bytes),
+        (catalog.BUFFERED_LIMIT, snapshot.buffered_limit_bytes),
+        (catalog.SETTLEMENTS, snapshot.settlements_waiting),
+        (catalog.CONFIG_OK, snapshot.config_ok),
+        (catalog.READY, snapshot.ready),
+        (catalog.DRAINING, snapshot.draining),
+        (catalog.LOOP_PAUSE_MAX, snapshot.loop_pause_max_s),
+    ):
+        yield _gauge(metric, {(): value})
+    yield _counter(catalog.LOG_DROPPED, {(): snapshot.log_lines_dropped})
+    yield _counter(catalog.TRACES_DROPPED, {(): snapshot.traces_dropped})
+    yield _gauge(catalog.BUILD, {(snapshot.version,): 1})
+
+
+def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
+    pools = snapshot.pools
+    yield _gauge(catalog.QUEUED, {(pool.name,): pool.queued for pool in pools})
+    yield _gauge(catalog.QUEUED_BYTES, {(pool.name,): pool.queued_bytes for pool in pools})
+    yield _gauge(catalog.OLDEST_WAIT, {(pool.name,): pool.oldest_wait_s for pool in pools})
+
+
+_ENDPOINT_GAUGES: tuple[tuple[Metric, Callable[[EndpointStatus], float | None]], ...] = (
+    (catalog.IN_FLIGHT, lambda e: e.in_flight),
+    (catalog.LIMIT, lambda e: e.limit),
+    (catalog.IN_FLIGHT_TOKENS, lambda e: e.in_flight_tokens),
+    (catalog.ENDPOINT_CONNECTIONS, lambda e: e.connections),
+    (catalog.RUNNING, lambda e: e.running),
+    (catalog.WAITING, lambda e: e.waiting),
+    (catalog.KV_USE, lambda e: e.kv_use),
+    (catalog.LOAD_AGE, lambda e: e.load_age_s),
+)
+
+
+def _endpoint_gauges(snapshot: Snapshot) -> Iterator[Family]:
+    endpoints = [((p.name, e.name), e) for p in snapshot.pools for e in p.endpoints]
+    for metric, read in _ENDPOINT_GAUGES:
+        values = {labels: read(endpoint) for labels, endpoint in endpoints}
+        yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})
+    yield _gauge(
+        catalog.STATE,
+        {
+            (*labels, state): float(state == state_label(endpoint.state))
+            for labels, endpoint in endpoints
+            for state in STATES
+        },
+    )

@@ -1,0 +1,74 @@
+"""What the gateway is at one moment, as values: gauges, the status and the live page read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """One endpoint. None is 'the engine does not say', never zero."""
+
+    name: str
+    engine: str
+    state: str
+    """One of `labels.STATES`."""
+    in_flight: int = 0
+    limit: int = 0
+    """Requests it may have at once now, slow start included."""
+    in_flight_tokens: int = 0
+    connections: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_use: float | None = None
+    """0 to 1."""
+    load_age_s: float | None = None
+    version: str | None = None
+    """What the engine says of itself."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests are placed on it."""
+        return self.state in {"up", "returning", "half_open"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """One pool and its queue."""
+
+    name: str
+    models: tuple[str, ...] = ()
+    endpoints: tuple[EndpointStatus, ...] = ()
+    queued: int = 0
+    queued_bytes: int = 0
+    oldest_wait_s: float = 0.0
+
+    @property
+    def usable(self) -> int:
+        """How many of its endpoints requests are placed on."""
+        return sum(endpoint.usable for endpoint in self.endpoints)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole gateway. Everything in it is a copy, so any thread may read it."""
+
+    pools: tuple[PoolStatus, ...] = ()
+    client_connections: int = 0
+    buffered_bytes: int = 0
+    buffered_limit_bytes: int = 0
+    settlements_waiting: int = 0
+    config_ok: bool = True
+    """False after a refused reload: the configuration before it still serves."""
+    listening: bool = True
+    draining: bool = False
+    loop_pause_max_s: float = 0.0
+    log_lines_dropped: int = 0
+    traces_dropped: int = 0
+    version: str = ""
+    started_unix_s: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Listening and not about to stop; the health of pools is said beside it."""
+        return self.listening and not self.draining
