@@ -1,22 +1,63 @@
 """The configuration as frozen, typed sections: what the YAML may say, and what each key means.
 
 Parsed once. A component gets its own section, never the whole tree. Durations are float seconds,
-sizes are bytes, once they are here; `load` turns `30s` and `32MiB` into them.
+sizes are bytes, once they are here: `30s` and `32MiB` in the file, numbers where Python code builds
+a section. What needs more than one section to judge (names used twice, say) is in `relations`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 
 from .units import parse_bytes, parse_count, parse_duration, parse_share
+from .values import check_digest, check_secret, check_url
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+Faults = Literal[
+    "refuse", "error503", "stall", "stall_after_first", "cut", "slow", "empty", "restart"
+]
+
+
+def _duration(value: object, info: ValidationInfo) -> object:
+    # Only in a file does a bare number leave open what it means; the loader says so by a context.
+    return parse_duration(value) if info.context or isinstance(value, str) else value
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    check_secret(value.get_secret_value())
+    return value
+
+
+def _fault(value: str) -> str:
+    name, colon, share = value.partition(":")
+    known = get_args(Faults)
+    if name not in known:
+        raise ValueError(f"must start with one of {', '.join(known)}")
+    if colon and not 0 <= parse_share(share) <= 1:
+        raise ValueError("must have a share from 0 to 1 after its colon")
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(_duration)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Count = Annotated[int, BeforeValidator(parse_count)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+Url = Annotated[str, AfterValidator(check_url)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+Digest = Annotated[str, AfterValidator(check_digest)]
+Fault = Annotated[str, AfterValidator(_fault)]
 
 
 class Section(BaseModel):
@@ -24,106 +65,173 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Keys that a later version will know."""
+    later_values: ClassVar[dict[str, frozenset[str]]] = {}
+    """Values of known keys that a later version will know."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_number(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
+
 
 class Drain(Section):
     """What SIGTERM does."""
 
-    notice: Duration = Field(5.0, description="how long to go on accepting after SIGTERM")
-    limit: Duration = Field(30.0, description="how long running requests may go on after that")
+    notice: Duration = Field(default=5.0, description="how long to go on accepting after SIGTERM")
+    limit: Duration = Field(
+        default=30.0, description="how long running requests may go on after that"
+    )
 
 
 class Admin(Section):
     """The control plane's own address."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8081, ge=0, le=65535, description="port to listen on; 0 picks one")
-    key: SecretStr | None = Field(None, description="bearer key; without one only loopback may ask")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8081, ge=0, le=65535, description="port to listen on; 0 picks one")
+    key: Secret | None = Field(
+        default=None, description="bearer key; without one only loopback may ask"
+    )
 
 
 class Server(Section):
     """The address callers use, and its limits."""
 
-    host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 - a gateway's job
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 picks one")
-    max_body: Bytes = Field(32 << 20, ge=1, description="longest request body")
-    max_answer: Bytes = Field(8 << 20, ge=1, description="longest whole answer held for a retry")
-    max_buffered: Bytes = Field(512 << 20, ge=1, description="all bodies and answers together")
-    max_header: Bytes = Field(64 << 10, ge=1024, description="request line and headers of a request")
-    header_timeout: Duration = Field(10.0, gt=0, description="to read a request's headers")
-    body_timeout: Duration = Field(30.0, gt=0, description="longest pause inside a request's body")
-    keep_alive: Duration = Field(75.0, gt=0, description="idle connections are closed after this")
-    client_stall: Duration = Field(30.0, gt=0, description="a caller that takes nothing this long")
+    later = frozenset({"tls", "workers"})
+
+    host: str = Field(default="0.0.0.0", description="address to listen on")  # noqa: S104 - a gateway's job
+    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 picks one")
+    max_body: Bytes = Field(default=32 << 20, ge=1, description="longest request body")
+    max_answer: Bytes = Field(
+        default=8 << 20, ge=1, description="longest whole answer held for a retry"
+    )
+    max_buffered: Bytes = Field(
+        default=512 << 20, ge=1, description="all bodies and answers together"
+    )
+    max_header: Bytes = Field(
+        default=64 << 10, ge=1024, description="request line and headers of a request"
+    )
+    header_timeout: Duration = Field(default=10.0, gt=0, description="to read a request's headers")
+    body_timeout: Duration = Field(
+        default=30.0, gt=0, description="longest pause inside a request's body"
+    )
+    keep_alive: Duration = Field(
+        default=75.0, gt=0, description="idle connections are closed after this"
+    )
+    client_stall: Duration = Field(
+        default=30.0, gt=0, description="a caller that takes nothing this long"
+    )
     drain: Drain = Drain()
-    admin: Admin | None = Field(None, description="leave out to have no admin port")
-    metrics: Literal["main", "admin"] = Field("main", description="where /metrics is served")
+    admin: Admin | None = Field(default=None, description="leave out to have no admin port")
+    metrics: Literal["main", "admin"] = Field(
+        default="main", description="where /metrics is served"
+    )
 
 
 class Timeouts(Section):
     """How long an endpoint may take."""
 
-    connect: Duration = Field(2.0, gt=0, description="to make a connection")
-    first_byte: Duration = Field(300.0, gt=0, description="from sending to the first byte")
-    idle: Duration = Field(60.0, gt=0, description="longest gap between bytes of an answer")
-    total: Duration = Field(1800.0, gt=0, description="a whole answer")
+    connect: Duration = Field(default=2.0, gt=0, description="to make a connection")
+    first_byte: Duration = Field(default=300.0, gt=0, description="from sending to the first byte")
+    idle: Duration = Field(default=60.0, gt=0, description="longest gap between bytes of an answer")
+    total: Duration = Field(default=1800.0, gt=0, description="a whole answer")
 
 
 class Retry(Section):
     """Trying again before the first byte has gone to the caller."""
 
-    attempts: int = Field(2, ge=0, le=5, description="further attempts after the first")
-    budget: Share = Field(0.1, ge=0, le=1, description="share of a pool's recent requests")
+    attempts: int = Field(default=2, ge=0, le=5, description="further attempts after the first")
+    budget: Share = Field(default=0.1, ge=0, le=1, description="share of a pool's recent requests")
 
 
 class QueueLimits(Section):
     """What may wait."""
 
-    max_requests: Count = Field(10_000, ge=0, description="requests waiting at once")
-    max_bytes: Bytes = Field(256 << 20, ge=0, description="bytes of bodies waiting at once")
-    deadline: Duration = Field(60.0, gt=0, description="receipt to first byte; 504 after it")
+    max_requests: Count = Field(default=10_000, ge=0, description="requests waiting at once")
+    max_bytes: Bytes = Field(default=256 << 20, ge=0, description="bytes of bodies waiting at once")
+    deadline: Duration = Field(
+        default=60.0, gt=0, description="receipt to first byte; 504 after it"
+    )
 
 
 class Health(Section):
     """When an endpoint leaves the rotation and when it returns."""
 
-    interval: Duration = Field(5.0, gt=0, description="between probes; jittered by a fifth")
-    timeout: Duration = Field(2.0, gt=0, description="of one probe")
-    fails: int = Field(3, ge=1, description="failed probes in a row that take it out")
-    successes: int = Field(2, ge=1, description="passed probes in a row that bring it back")
-    breaker_fails: int = Field(5, ge=1, description="failed requests in a row that open the breaker")
-    breaker_open: Duration = Field(10.0, gt=0, description="how long the breaker stays open")
-    slow_start: Duration = Field(10.0, ge=0, description="to ramp back to the full limit")
-    load_interval: Duration = Field(1.0, gt=0, description="between load readings")
-
-
-class Endpoint(Section):
-    """One addressable engine server."""
-
-    name: Name
-    engine: Literal["vllm", "sglang", "trtllm", "llamacpp", "openai", "sim"]
-    url: str | None = Field(None, description="http(s)://host:port; `sim` without one is embedded")
-    key: SecretStr | None = Field(None, description="the engine's own API key")
-    max_in_flight: int | None = Field(
-        None, ge=1, description="requests at once; default: what the engine says, else 256"
+    interval: Duration = Field(default=5.0, gt=0, description="between probes; jittered by a fifth")
+    timeout: Duration = Field(default=2.0, gt=0, description="of one probe")
+    fails: int = Field(default=3, ge=1, description="failed probes in a row that take it out")
+    successes: int = Field(default=2, ge=1, description="passed probes in a row that bring it back")
+    breaker_fails: int = Field(
+        default=5, ge=1, description="failed requests in a row that open the breaker"
     )
-    sim: SimEndpoint | None = Field(None, description="settings of an embedded engine")
+    breaker_open: Duration = Field(
+        default=10.0, gt=0, description="how long the breaker stays open"
+    )
+    slow_start: Duration = Field(default=10.0, ge=0, description="to ramp back to the full limit")
+    load_interval: Duration = Field(default=1.0, gt=0, description="between load readings")
 
 
 class SimEndpoint(Section):
     """An embedded engine's settings."""
 
-    seed: int = 0
-    profile: str = Field("demo", description="a named step-time profile")
-    fault: str | None = Field(None, description="NAME[:SHARE], as `engine sim --fault`")
+    seed: int = Field(default=0, description="answers are the same for the same seed")
+    profile: str = Field(default="demo", description="a named step-time profile")
+    fault: Fault | None = Field(default=None, description="NAME[:SHARE], as `engine sim --fault`")
+
+
+class Endpoint(Section):
+    """One addressable engine server."""
+
+    later = frozenset({"profile", "role", "roles", "weight"})
+
+    name: Name
+    engine: Literal["vllm", "sglang", "trtllm", "llamacpp", "openai", "sim"]
+    url: Url | None = Field(
+        default=None, description="http(s)://host:port; `sim` without one is embedded"
+    )
+    key: Secret | None = Field(default=None, description="the engine's own API key")
+    max_in_flight: int | None = Field(
+        default=None, ge=1, description="requests at once; default: what the engine says, else 256"
+    )
+    sim: SimEndpoint | None = Field(default=None, description="settings of an embedded engine")
+
+
+def _pairs(value: object) -> dict[str, str]:
+    return cast("dict[str, str]", value) if isinstance(value, dict) else {}
+
+
+def _models(value: object, default: str | None) -> dict[str, str]:
+    """Turn `[a, {b: c}]` into `{a: default or a, b: c}`."""
+    several = isinstance(value, list | tuple)
+    items = cast("list[object]", value) if several else [value]
+    models: dict[str, str] = {}
+    for item in items:
+        pairs = {item: ""} if isinstance(item, str) else _pairs(item)
+        if not pairs:
+            raise ValueError("must be a list of names and {caller's name: engine's name} maps")
+        models.update(pairs)
+    return {name: engine or default or name for name, engine in models.items()}
 
 
 class Pool(Section):
     """The endpoints that serve one model."""
 
+    later = frozenset({"isolation", "length", "predictor", "prefix", "sla", "watermarks"})
+    later_values: ClassVar[dict[str, frozenset[str]]] = {
+        "order": frozenset({"edf", "fair", "hrrn", "ml", "sjf"})
+    }
+
     name: Name
-    models: dict[str, str] = Field(
-        min_length=1, description="names callers may ask for; each may map to the engine's name"
+    engine_model: ModelName | None = Field(
+        default=None, description="name sent on for every model that `models` does not map"
     )
-    engine_model: str | None = Field(None, description="name sent on, unless `models` maps it")
+    models: dict[ModelName, ModelName] = Field(
+        description="names callers may ask for, or maps of such a name to the engine's name",
+    )
     endpoints: tuple[Endpoint, ...] = Field(min_length=1)
     order: Literal["fcfs"] = "fcfs"
     queue: QueueLimits = QueueLimits()
@@ -131,32 +239,45 @@ class Pool(Section):
     retry: Retry = Retry()
     health: Health = Health()
     allow_fields: tuple[str, ...] = Field(
-        (), description="engine-control fields that callers of this pool may set"
+        default=(), description="engine-control fields that callers of this pool may set"
     )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _name_each_engine_model(cls, value: object, info: ValidationInfo) -> dict[str, str]:
+        return _models(value, info.data.get("engine_model"))
 
 
 class Tenant(Section):
     """Who is billed and limited."""
 
+    later = frozenset({"fail", "limits", "plan", "priority", "sla", "timezone", "weight"})
+
     name: Name
-    keys: tuple[str, ...] = Field(
+    keys: tuple[Digest, ...] = Field(
         min_length=1, description="`sha256:` digests of API keys, as `forebay keys new` prints them"
     )
-    models: tuple[str, ...] | None = Field(None, description="models it may use; default: all")
+    models: tuple[ModelName, ...] | None = Field(
+        default=None, description="models it may use; default: all"
+    )
     debug_headers: bool = Field(default=False, description="send the x-forebay-* diagnostics")
 
 
 class Telemetry(Section):
     """Metrics, traces and logs."""
 
-    otlp: str | None = Field(None, description="OTLP/HTTP collector, as http://localhost:4318")
-    sample: Share = Field(0.1, ge=0, le=1, description="share of requests traced")
+    otlp: Url | None = Field(
+        default=None, description="OTLP/HTTP collector, as http://localhost:4318"
+    )
+    sample: Share = Field(default=0.1, ge=0, le=1, description="share of requests traced")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_requests: bool = Field(default=True, description="one JSON line for each request")
 
 
 class Config(Section):
     """The whole file."""
+
+    later = frozenset({"experiments", "plans", "predictor", "profiles", "sla", "state"})
 
     version: Literal[1]
     server: Server = Server()

@@ -1,0 +1,51 @@
+"""The `forebay` command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from forebay import __version__
+from forebay.policies.contracts import ForebayError
+
+from .commands import check, demo, engine, kernels, keys, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_COMMANDS = (serve, demo, check, keys, engine, kernels)
+_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrongly called."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["kernels"]:
+            # Its own options are its own business, `--help` among them.
+            return kernels.forward(arguments[1:])
+        chosen = _parser().parse_args(arguments)
+        return chosen.run(chosen)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else _FAILED
+    except ForebayError as error:
+        print(f"forebay: {error.message}", file=sys.stderr)
+        return _FAILED
+    except OSError as error:
+        print(f"forebay: {error.strerror or error}", file=sys.stderr)
+        return _FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forebay",
+        description="One OpenAI-compatible address in front of vLLM, SGLang, TensorRT-LLM and "
+        "llama.cpp.",
+        epilog="'forebay COMMAND --help' tells more. Exit codes: 0 done, 1 failed, 2 wrong call.",
+    )
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add(commands)
+    return parser

@@ -1,0 +1,101 @@
+"""Says in our words what pydantic found: what is wrong, and the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, get_args
+
+from .sections import Config, Section
+from .suggest import did_you_mean
+from .units import Substituted, shown
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from .errors import Place
+
+_WANTED = {
+    "bool": "true or false",
+    "dict": "a mapping",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "a mapping",
+    "string": "a text",
+    "tuple": "a list",
+}
+
+
+def explain(error: ErrorDetails) -> tuple[Place, str]:
+    """Return where an error is and what to do. Never repeats a value from the environment."""
+    place = tuple(part for part in error["loc"] if part != "[key]")
+    return place, _message(error, place)
+
+
+def _message(error: ErrorDetails, place: Place) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(place)
+    if kind == "literal_error":
+        return _no_choice(error["input"], place)
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or a digit"
+    if kind == "too_short":
+        return "needs at least one entry"
+    return _plain(kind, error)
+
+
+def _plain(kind: str, error: ErrorDetails) -> str:
+    about, _, fault = kind.partition("_")
+    wanted = _WANTED.get(about) if fault in {"type", "parsing", "from_float"} else None
+    if wanted == "a text" and isinstance(error["input"], int | float):
+        return f"must be a text; put {shown(error['input'])} in quotes"
+    if wanted:
+        return f"must be {wanted}"
+    message = re.sub(r"^(Input|Value|String) should ", "must ", error["msg"])
+    return message[:1].lower() + message[1:]
+
+
+def _unknown_key(place: Place) -> str:
+    section, key = _section_at(place[:-1]), str(place[-1])
+    if section is None:
+        return "is no known key"
+    if key in section.later:
+        return "is not in this version"
+    return f"is no known key{did_you_mean(key, section.model_fields)}"
+
+
+def _no_choice(value: object, place: Place) -> str:
+    section, key = _section_at(place[:-1]), str(place[-1])
+    if section is None:
+        return "is none of the known values"
+    choices = [str(choice) for choice in get_args(section.model_fields[key].annotation)]
+    if str(value) in section.later_values.get(key, ()):
+        return f"{shown(value)} is not in this version; use {' or '.join(choices)}"
+    hint = "" if isinstance(value, Substituted) else did_you_mean(str(value), choices)
+    return f"{shown(value)} is not one of {', '.join(choices)}{hint}"
+
+
+def _section_at(place: Place) -> type[Section] | None:
+    section: type[Section] | None = Config
+    for part in place:
+        if isinstance(part, int) or section is None:
+            continue
+        known = section.model_fields.get(part)
+        section = None if known is None else _section_in(known.annotation)
+    return section
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """Return the section that a field holds, alone, in a tuple or beside None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    for each in get_args(annotation):
+        found = _section_in(each)
+        if found is not None:
+            return found
+    return None

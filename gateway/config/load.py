@@ -1,0 +1,60 @@
+"""Reads a configuration: YAML to frozen sections, or every error in it with its line.
+
+Three steps: `yaml_tree` reads the text and remembers the line of each value, pydantic judges each
+section (`sections`), `relations` judges what concerns several. All errors of the last two are
+reported together. No message repeats a value that came from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from .errors import ConfigErrors
+from .explain import explain
+from .relations import find_faults
+from .sections import Config
+from .yaml_tree import read_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .errors import Place
+
+
+def read(source: Path | str, env: Mapping[str, str] | None = None) -> Config:
+    """Read a file (a Path) or a text (a str).
+
+    `env` stands for the process's environment. Raises ConfigErrors with all that is wrong.
+    """
+    text = _text(source) if isinstance(source, Path) else source
+    tree = read_tree(text, os.environ if env is None else env)
+    config, found = _judge(tree.data)
+    found += find_faults(tree.data)
+    faults = {tree.fault(place, what) for place, what in found if place not in tree.unread}
+    faults.update(tree.faults)
+    if config is None or faults:
+        raise ConfigErrors(tuple(sorted(faults)))
+    return config
+
+
+def _judge(data: object) -> tuple[Config | None, list[tuple[Place, str]]]:
+    try:
+        return Config.model_validate(data, context={"file": True}), []
+    except ValidationError as error:
+        # "too short" for a list whose entries are all refused would send the reader astray.
+        told = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]
+        return None, [explain(each) for each in told]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or "no access").lower()
+        raise ConfigErrors.single(f"cannot be read: {why}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigErrors.single("is not UTF-8 text") from error

@@ -1,0 +1,162 @@
+"""Texts with a form of their own: addresses, secrets, and the digests of API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from urllib.parse import unquote, urlsplit
+
+from .units import shown
+
+_DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_COMMON = (
+    "",
+    "0",
+    "1",
+    "12345",
+    "123456",
+    "12345678",
+    "123456789",
+    "1234567890",
+    "abc123",
+    "access",
+    "admin",
+    "anonymous",
+    "api",
+    "api-key",
+    "api_key",
+    "apikey",
+    "bearer",
+    "changeme",
+    "changeit",
+    "default",
+    "demo",
+    "dev",
+    "dummy",
+    "empty",
+    "EMPTY",
+    "example",
+    "fake",
+    "foo",
+    "foobar",
+    "forebay",
+    "guest",
+    "hello",
+    "key",
+    "letmein",
+    "llama",
+    "local",
+    "master",
+    "mykey",
+    "my-key",
+    "my-secret-key",
+    "no-key",
+    "none",
+    "None",
+    "not-needed",
+    "null",
+    "openai",
+    "passw0rd",
+    "password",
+    "password1",
+    "placeholder",
+    "pass",
+    "prod",
+    "public",
+    "qwerty",
+    "root",
+    "secret",
+    "secret-key",
+    "secretkey",
+    "sk-",
+    "sk-1234",
+    "sk-123456",
+    "sk-fake",
+    "sk-key",
+    "sk-no-key-required",
+    "sk-test",
+    "sk-xxx",
+    "staging",
+    "string",
+    "tenant",
+    "test",
+    "test-key",
+    "test123",
+    "testing",
+    "token",
+    "token-abc123",
+    "unused",
+    "user",
+    "welcome",
+    "x",
+    "xxx",
+    "your-api-key",
+    "YOUR_API_KEY",
+    "your_api_key",
+)
+
+
+def check_url(value: str) -> str:
+    """Return an http(s) address without a trailing slash.
+
+    Refuses what would change where requests go, or put a secret into logs: credentials, a query, a
+    fragment, dot segments.
+    """
+    if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
+        raise ValueError("must be an address of visible ASCII characters")
+    try:
+        url = urlsplit(value)
+        port = url.port
+    except ValueError as error:
+        raise ValueError(f"{shown(value)} is no address: wrong host or port") from error
+    if url.scheme not in {"http", "https"} or not url.hostname or port == 0:
+        raise ValueError("must be an address such as http://10.0.0.1:8000")
+    if "@" in url.netloc:
+        raise ValueError("must not hold credentials; put the engine's key under 'key'")
+    if "?" in value or "#" in value:
+        raise ValueError("must not have a query or a fragment")
+    if {".", ".."} & set(unquote(unquote(url.path)).split("/")) or "//" in url.path:
+        raise ValueError("must not have empty or dot segments in its path")
+    return value.rstrip("/")
+
+
+def check_secret(value: str) -> str:
+    """Return a key that can stand in a header as it is."""
+    if not value:
+        raise ValueError("is empty")
+    if not (value.isascii() and value.isprintable()) or " " in value:
+        raise ValueError("must be visible ASCII characters without spaces or line ends")
+    return value
+
+
+def check_digest(value: str) -> str:
+    """Return `sha256:` and 64 lower-case hexadecimal digits."""
+    match = _DIGEST.fullmatch(value)
+    if match is None:
+        raise ValueError(_why_no_digest(value))
+    if match[1].lower() in _common_digests():
+        raise ValueError("is the digest of a common word; make a key with 'forebay keys new'")
+    return "sha256:" + match[1].lower()
+
+
+def is_digest_of(digest: str, word: str) -> bool:
+    """Tell whether a checked digest is that of `word`, with or without a line end."""
+    return digest.removeprefix("sha256:") in _digests(word)
+
+
+def _why_no_digest(value: str) -> str:
+    digits = value.removeprefix("sha256:")
+    if digits != value and re.fullmatch(r"[0-9a-fA-F]+", digits):
+        return f"has {len(digits)} digits after 'sha256:', not 64; paste the whole line"
+    return "must be 'sha256:' and 64 hexadecimal digits, as 'forebay keys new' prints them"
+
+
+@cache
+def _common_digests() -> frozenset[str]:
+    return frozenset(digest for word in _COMMON for digest in _digests(word))
+
+
+def _digests(word: str) -> tuple[str, ...]:
+    # With a line end too: `echo word | sha256sum` hashes one.
+    return tuple(hashlib.sha256(text.encode()).hexdigest() for text in (word, word + "\n"))
