@@ -167,6 +167,8 @@ class Probe:
     routes: frozenset[Route] | None = None
     started: float | None = None
     """The engine's process start time, in Unix seconds: a change is a restart."""
+    any_model: bool = False
+    """It takes any model name and serves its own, so `models` is to show, not to filter by."""
 
 
 @dataclass(frozen=True, slots=True)
