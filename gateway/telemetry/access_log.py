@@ -1,7 +1,8 @@
 """One JSON line for each request, from its outcome; encoded and handed over in batches.
 
-A line says names, counts and times, never what was asked or answered. The names of a line are
-encoded once and remembered, since few combinations of them exist: a line costs 3 us so, where a
+A line says names, counts and times, never what was asked or answered: names that the configuration
+does not have are `other`, and an error is its code. The names of a line are encoded once and
+remembered, since few combinations of them exist: a line costs 3 us so, where a
 whole object through the encoder costs 6.
 """
 
@@ -13,18 +14,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .text import clean
+from .labels import code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.policies.contracts import Outcome
 
+    from .labels import LabelSpace
+
 MAX_BATCH = 512
 """Lines of one flush (about 2 ms); the rest stays for the next."""
 MAX_CACHED = 4096
 
-_Names = tuple[str, str, str, str, str, str, str]
+_Key = tuple[str, ...]
 
 
 class Lines(Protocol):
@@ -41,16 +44,18 @@ class AccessLog:
     def __init__(
         self,
         lines: Lines,
+        labels: LabelSpace,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is the one that the outcomes' times come from."""
         self._lines = lines
+        self._labels = labels
         self._clock = clock
         self._wall = wall
         self._pending: list[Outcome] = []
-        self._names: dict[_Names, str] = {}
+        self._names: dict[_Key, str] = {}
         self._second = (-1, "")
         self.add: Callable[[Outcome], None] = self._pending.append
         """Remember how one request ended, for the next flush."""
@@ -66,6 +71,11 @@ class AccessLog:
         text = "".join([self._line(o, offset) for o in batch])
         self._lines.put(text.encode())
 
+    def relabel(self, labels: LabelSpace) -> None:
+        """Take a reloaded configuration's names."""
+        self._labels = labels
+        self._names.clear()
+
     def close(self) -> None:
         """Hand over all that is left."""
         while self._pending:
@@ -73,26 +83,26 @@ class AccessLog:
 
     def _line(self, o: Outcome, offset: float) -> str:
         received = o.received
-        key = (o.pool, o.route, o.endpoint, o.tenant, o.model, o.finish, o.finish_reason)
-        names = self._names.get(key) or self._encode_names(key)
-        error = f',"error":{_json(o.error, 256)}' if o.error else ""
+        key = (
+            *(o.pool, o.route, o.endpoint, o.tenant),
+            *(o.model, o.finish, o.finish_reason, o.error),
+        )
+        names = self._names.get(key) or self._encode_names(key, o)
         trace = f',"trace_id":"{trace_id(o.trace)}"' if o.trace else ""
         return (
             f'{{"time":"{self._date(o.ended + offset)}","level":"info","event":"request"'
-            f',"request_id":{_json(o.request_id, 64)},{names},"status":{o.status}'
+            f',"request_id":"{code(o.request_id)}",{names},"status":{o.status}'
             f',"stream":{"true" if o.stream else "false"},"attempts":{o.attempts}'
             f',"queue_wait_s":{_since(received, o.placed)}'
             f',"ttft_s":{_since(received, o.first_token)},"e2e_s":{_since(received, o.ended)}'
             f',"prompt_tokens":{_count(o.prompt_tokens)}'
             f',"cached_tokens":{_count(o.cached_tokens)}'
             f',"output_tokens":{_count(o.output_tokens)}'
-            f',"bytes_in":{o.bytes_in},"bytes_out":{o.bytes_out}{error}{trace}}}\n'
+            f',"bytes_in":{o.bytes_in},"bytes_out":{o.bytes_out}{trace}}}\n'
         )
 
-    def _encode_names(self, key: _Names) -> str:
-        labels = ("pool", "route", "endpoint", "tenant", "model", "finish", "finish_reason")
-        pairs = zip(labels, key, strict=True)
-        names = ",".join(f'"{label}":{_json(value, 128)}' for label, value in pairs)
+    def _encode_names(self, key: _Key, o: Outcome) -> str:
+        names = msgspec.json.encode(self._labels.names(o)._asdict())[1:-1].decode()
         if len(self._names) < MAX_CACHED:
             self._names[key] = names
         return names
@@ -110,13 +120,6 @@ def trace_id(traceparent: str) -> str:
     """Return the trace id of a traceparent that was passed on, or nothing."""
     found = traceparent[3:35]
     return found if len(found) == 32 and found.isalnum() and found.isascii() else ""
-
-
-def _json(text: str, limit: int) -> str:
-    # Letters and digits alone, as our own ids are, need no look.
-    if text.isalnum() and text.isascii() and len(text) <= limit:
-        return f'"{text}"'
-    return msgspec.json.encode(clean(str(text), limit)).decode()
 
 
 def _since(received: float, moment: float | None) -> str:

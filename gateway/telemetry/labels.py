@@ -6,9 +6,10 @@ no endpoint was chosen, no tenants are configured, nothing was answered.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from forebay.policies.contracts import Finish, Route
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from forebay.gateway.config.sections import Config
+    from forebay.policies.contracts import Outcome
 
 OTHER = "other"
 ROUTES = frozenset(
@@ -29,6 +31,21 @@ STATES = (
     *("draining", "other"),
 )
 """What an endpoint may be; exactly one is 1. `open` and `half_open` are the breaker's."""
+
+_CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Names(NamedTuple):
+    """The names of one outcome that logs and traces may say."""
+
+    pool: str
+    route: str
+    endpoint: str
+    tenant: str
+    model: str
+    finish: str
+    finish_reason: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +92,29 @@ class LabelSpace:
         """Return the label for a tenant's name."""
         return name if not name or name in self.tenants else OTHER
 
+    def names(self, o: Outcome) -> Names:
+        """Return what may be said of an outcome: no text of a caller's or an engine's making."""
+        return Names(
+            self.pool(o.pool),
+            route_label(o.route),
+            self.endpoint(o.pool, o.endpoint),
+            self.tenant(o.tenant),
+            self.model(o.pool, o.model),
+            finish_label(o.finish),
+            code(o.finish_reason),
+            code(o.error),
+        )
+
     def field(self, name: str) -> str:
         """Return the label for a control field."""
         return name if name in self.fields else OTHER
+
+
+def code(text: str) -> str:
+    """Return a code or an id as it is; anything that is more than one word is `other`."""
+    if not text or (len(text) <= 64 and text.isascii() and text.isalnum()):
+        return text
+    return text if _CODE.fullmatch(text) else OTHER
 
 
 def route_label(route: str) -> str:

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from forebay.gateway.telemetry import access_log
 from forebay.gateway.telemetry.access_log import AccessLog
+from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
 from forebay.gateway.telemetry.text import clean
 from forebay.gateway.telemetry.writer import LineWriter
 from forebay.policies.contracts import Finish, Outcome, Route
 
+SPACE = LabelSpace({"llama": PoolLabels(frozenset({"v0"}), frozenset({"m"}))}, frozenset({"acme"}))
 DONE = Outcome(
     request_id="0af7651916cd43dd",
     pool="llama",
@@ -63,7 +65,7 @@ class Kept:
 
 def logged(*outcomes: Outcome) -> Kept:
     kept = Kept()
-    log = AccessLog(kept, clock=lambda: 103.0, wall=lambda: 1_700_000_000.5)
+    log = AccessLog(kept, SPACE, clock=lambda: 103.0, wall=lambda: 1_700_000_000.5)
     for outcome in outcomes:
         log.add(outcome)
     log.close()
@@ -84,6 +86,7 @@ def test_a_request_is_one_line_with_its_names_counts_and_times():
             "model": "m",
             "finish": "completed",
             "finish_reason": "stop",
+            "error": "",
             "status": 200,
             "stream": True,
             "attempts": 2,
@@ -101,16 +104,18 @@ def test_a_request_is_one_line_with_its_names_counts_and_times():
 
 
 def test_a_request_that_was_never_placed_has_no_times_for_it():
-    refused = Outcome("r", "", Route.CHAT, "", status=429, finish=Finish.REJECTED, error="full")
+    refused = Outcome(
+        "r", "", Route.CHAT, "", status=429, finish=Finish.REJECTED, error="overloaded"
+    )
     (line,) = logged(refused).lines
     shown = ("endpoint", "finish", "status", "error", "queue_wait_s", "ttft_s", "stream")
-    assert [line[name] for name in shown] == ["", "rejected", 429, "full", None, None, False]
+    assert [line[name] for name in shown] == ["", "rejected", 429, "overloaded", None, None, False]
     assert "trace_id" not in line
 
 
 def test_lines_of_one_turn_are_handed_over_together():
     kept = Kept()
-    log = AccessLog(kept)
+    log = AccessLog(kept, SPACE)
     for _ in range(5):
         log.add(DONE)
     log.flush()
@@ -120,7 +125,7 @@ def test_lines_of_one_turn_are_handed_over_together():
 
 def test_a_flush_is_bounded_and_the_rest_follows():
     kept = Kept()
-    log = AccessLog(kept)
+    log = AccessLog(kept, SPACE)
     for _ in range(access_log.MAX_BATCH + 3):
         log.add(DONE)
     log.flush()
@@ -132,7 +137,7 @@ def test_a_flush_is_bounded_and_the_rest_follows():
 def test_dates_follow_from_second_to_second():
     kept = Kept()
     now = [0.0]
-    log = AccessLog(kept, clock=lambda: 0.0, wall=lambda: now[0])
+    log = AccessLog(kept, SPACE, clock=lambda: 0.0, wall=lambda: now[0])
     for now[0] in (59.999, 60.0, 59.25):
         log.add(replace(DONE, ended=0.0))
         log.flush()
@@ -141,20 +146,41 @@ def test_dates_follow_from_second_to_second():
 
 
 HOSTILE = (
-    'a"b\\c', "two\nlines", "\x1b[31mred", "\u2028", "\ud800", "\x00", "é漢🎈", "x" * 100_000, "{}"
-)  # fmt: skip
+    *('a"b\\c', "two\nlines", "\x1b[31mred", "\u2028", "\ud800", "\x00", "é漢🎈", "x" * 100_000),
+    *("{}", "tell me a secret", "0af7651916cd43dd8448eb211c80319c-", "sk-canary key", "a" * 65),
+)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_any_text_is_cut_and_escaped_into_one_line(text: str):
-    hostile = Outcome(
-        text, text, text, text, text, text, error=text, finish_reason=text, trace=text
+def test_no_text_of_a_caller_or_an_engine_is_logged(text: str):
+    names = Outcome(text, text, text, text, text, text, error=text, finish_reason=text)
+    (line,) = logged(replace(names, trace=f"00-{text}")).lines
+    assert {name: line[name] for name in ("request_id", "error", "finish_reason")} == dict.fromkeys(
+        ("request_id", "error", "finish_reason"), "other" if text not in CODES else text
     )
-    kept = logged(hostile, DONE)
-    assert [line["request_id"] for line in kept.lines][1:] == ["0af7651916cd43dd"]
-    assert len(kept.data) < 10_000
-    assert not any(byte < 0x20 and byte != 0x0A for byte in kept.data)
-    assert "\u2028" not in kept.data.decode()
+    shown = ("pool", "route", "endpoint", "tenant", "model")
+    assert [line[name] for name in shown] == ["other"] * 5
+    assert line["trace_id"] in {"", text[:32]}
+
+
+CODES = ("0af7651916cd43dd8448eb211c80319c-",)
+"""Of HOSTILE: what looks like an id or a code, and is said where those are expected."""
+
+
+def test_an_error_is_told_by_its_code():
+    refused = replace(DONE, error="model_not_found")
+    leaky = replace(DONE, error="no model 'canary'")
+    assert [line["error"] for line in logged(refused, leaky).lines] == ["model_not_found", "other"]
+
+
+def test_a_reload_brings_new_names():
+    kept = Kept()
+    log = AccessLog(kept, SPACE)
+    for tenants in (frozenset({"new"}), frozenset[str]()):
+        log.relabel(replace(SPACE, tenants=tenants))
+        log.add(replace(DONE, tenant="new"))
+        log.flush()
+    assert [line["tenant"] for line in kept.lines] == ["new", "other"]
 
 
 @given(st.text())
@@ -167,13 +193,13 @@ def test_cleaned_text_is_printable_and_short(text: str):
 
 def test_names_without_end_do_not_grow_memory():
     kept = Kept()
-    log = AccessLog(kept)
+    log = AccessLog(kept, SPACE)
     for n in range(access_log.MAX_CACHED + 100):
         log.add(replace(DONE, tenant=f"made-up-{n}"))
     log.close()
     # No public number shows what is remembered.
     assert len(log._names) == access_log.MAX_CACHED  # pyright: ignore[reportPrivateUsage]
-    assert kept.lines[-1]["tenant"] == f"made-up-{access_log.MAX_CACHED + 99}"
+    assert len(kept.lines) == access_log.MAX_CACHED + 100
 
 
 def test_the_writer_writes_lines_in_order():
