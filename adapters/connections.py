@@ -8,6 +8,7 @@ once more on a fresh connection.
 
 from __future__ import annotations
 
+import re
 import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .base import Sink
 
 _LONGEST_IDLE = 4.0
+_VISIBLE = re.compile(r"[!-~]+")
 
 
 class Connections:
@@ -63,6 +65,7 @@ class Connections:
         except ValueError as error:
             raise ConfigError(f"{self.name}: {error}") from error
         self._longest_idle = min(_LONGEST_IDLE, keep_alive - 1.0)
+        self._closed = False
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -105,7 +108,7 @@ class Connections:
 
     def release(self, connection: Connection) -> None:
         """Keep a connection for the next request."""
-        if self._longest_idle <= 0:
+        if self._closed or self._longest_idle <= 0:
             connection.abort()
             return
         connection.idle_since = self.loop.time()
@@ -120,7 +123,11 @@ class Connections:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close idle connections; answers under way go on."""
+        """Close idle connections, and those in use when their answers end."""
+        self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -133,7 +140,7 @@ class Connections:
             return None
         if self.loop.time() - self._idle[-1].idle_since < self._longest_idle:
             return self._idle.pop()
-        self.close()  # the freshest is too old, so all are
+        self._drop_idle()  # the freshest is too old, so all are
         return None
 
     def _sweep(self) -> None:
@@ -153,6 +160,7 @@ def _split(url: str) -> SplitResult:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a port or an address in brackets that is none
         parts, usable = urlsplit(""), False
+    usable = usable and _VISIBLE.fullmatch(url)  # urlsplit drops line breaks without a word
     if not usable or parts.query or parts.fragment or parts.username is not None:
         raise ConfigError("an endpoint's url must read http(s)://host[:port][/path]")
     return parts
