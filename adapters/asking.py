@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_ANSWER = 8 << 20
 """Bytes of one answer; a longer one is not what we asked for."""
 
-ABSENT = frozenset((404, 405, 501))
+ABSENT = frozenset((301, 302, 307, 308, 400, 404, 405, 501))
 """The endpoint does not have what was asked: another version, or a flag that is off."""
 
 
@@ -39,9 +39,14 @@ async def ask(http: httpx.AsyncClient, target: Target, path: str) -> bytes:
     return body
 
 
-async def ask_optional(http: httpx.AsyncClient, target: Target, path: str) -> bytes | None:
-    """GET a path that an endpoint may lack; None when it does. Raises as `ask` for the rest."""
-    status, body = await _get(http, target, path)
+async def ask_optional(
+    http: httpx.AsyncClient, target: Target, path: str, *, patience: float | None = None
+) -> bytes | None:
+    """GET a path that an endpoint may lack; None when it does. Raises as `ask` for the rest.
+
+    `patience` in seconds is for an answer that is known to be slow.
+    """
+    status, body = await _get(http, target, path, patience=patience)
     if status in ABSENT:
         return None
     if status != 200:
@@ -88,9 +93,13 @@ def read_models(body: bytes) -> tuple[ModelCard, ...]:
     return tuple(cards)
 
 
-async def _get(http: httpx.AsyncClient, target: Target, path: str) -> tuple[int, bytes]:
+async def _get(
+    http: httpx.AsyncClient, target: Target, path: str, *, patience: float | None = None
+) -> tuple[int, bytes]:
+    url = target.url + path
+    timeout = http.timeout if patience is None else httpx.Timeout(patience)
     try:
-        async with http.stream("GET", target.url + path, headers=target.headers) as answer:
+        async with http.stream("GET", url, headers=target.headers, timeout=timeout) as answer:
             body = bytearray()
             async for chunk in answer.aiter_bytes():
                 body += chunk

@@ -24,7 +24,6 @@ USAGE_ROUTES = frozenset((Route.CHAT, Route.COMPLETIONS))
 GENERATING = frozenset((Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.MESSAGES))
 
 ASK_USAGE = b'{"include_usage":true}'
-NO_USAGE = b'{"include_usage":false}'
 
 
 @lru_cache(maxsize=4096)

@@ -85,11 +85,16 @@ def judge(status: int, said: ErrorBody) -> Verdict:
 
 
 def judge_missing(said: ErrorBody) -> Verdict:
-    """Tell what a 404 is about: the route, the model, or a thing the caller named."""
+    """Tell what a 404 is about: the route, the model, or a thing that the caller named.
+
+    Only how a message begins counts: further on it may quote the caller, who must not be able to
+    put an endpoint out of rotation by asking for a response called `the model`.
+    """
     text = said.message.lower()
     if not said.shaped or text.startswith(("invalid url", "unknown url", "file not found")):
         return Verdict.MISSING_ROUTE
-    if said.code == "model_not_found" or ("model" in text and _says_missing(text)):
+    about_model = said.param == "model" or said.code == "model_not_found"
+    if about_model or text.startswith(("the model ", "model ")):
         return Verdict.MISCONFIGURED
     return Verdict.NEUTRAL
 
@@ -120,7 +125,7 @@ def _read_members(status: int, members: Members, *, nested: bool) -> ErrorBody:
 
 
 def _code(status: int, raw: msgspec.Raw | None) -> str | None:
-    """OpenAI's codes are words; a number that repeats the status says nothing."""
+    # OpenAI's codes are words; a number that repeats the status says nothing.
     number = read_int(raw)
     if number is None:
         return read_text(raw)
@@ -128,7 +133,7 @@ def _code(status: int, raw: msgspec.Raw | None) -> str | None:
 
 
 def _detail(raw: msgspec.Raw) -> str | None:
-    """FastAPI's: a text, or a list of faults with their places."""
+    # FastAPI's: a text, or a list of faults with their places.
     faults: list[str] = []
     for item in read_list(raw):
         fault = read_object(item)
@@ -147,7 +152,7 @@ def _step(raw: msgspec.Raw) -> str | None:
 
 
 def _plain(status: int, body: bytes) -> str:
-    """Plain text as it is. A page for people, or JSON of an unknown shape, is not shown."""
+    # Plain text as it is. A page for people, or JSON of an unknown shape, is not shown.
     start = body[:MAX_MESSAGE].lstrip()
     if start.startswith((b"<", b"{", b"[")):
         return _nothing(status)
@@ -167,10 +172,3 @@ def _nothing(status: int) -> str:
 def _type(status: int) -> str:
     default = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return _TYPES.get(status, default)
-
-
-def _says_missing(text: str) -> bool:
-    return any(
-        words in text
-        for words in ("does not exist", "not found", "unknown", "no such", "not served")
-    )

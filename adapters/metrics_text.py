@@ -60,7 +60,7 @@ def _value(text: bytes, at: int) -> float | None:
 
 
 def _labels_end(line: bytes) -> int:
-    """Where the labels end: a brace inside a quoted value does not count."""
+    # Where the labels end: a brace inside a quoted value does not count.
     if not line.startswith(b"{"):
         return 0
     quoted = escaped = False

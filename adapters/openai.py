@@ -94,7 +94,8 @@ class OpenAI:
     async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
         """Ask for the models; a server without that list still counts as there."""
         body = await ask_optional(http, target, "/v1/models")
-        return Probe(engine=self.engine, models=() if body is None else read_models(body))
+        models = () if body is None else read_models(body)
+        return Probe(engine=self.engine, models=models, any_model=True)
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:  # noqa: ARG002 - the contract's
         """Know nothing."""

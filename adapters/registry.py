@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .llamacpp import LlamaCpp
 from .openai import OpenAI
+from .sglang import SGLang
+from .trtllm import TrtLlm
 from .vllm import Vllm
 
 if TYPE_CHECKING:
     from .base import Adapter
 
 ADAPTERS: dict[str, Adapter] = {
+    "llamacpp": LlamaCpp(),
     "openai": OpenAI(),
+    "sglang": SGLang(),
+    "trtllm": TrtLlm(),
     "vllm": Vllm(),
 }
