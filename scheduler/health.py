@@ -1,0 +1,229 @@
+"""When one endpoint is in rotation, decided from probes, answers and the time.
+
+Theory of operation. Two witnesses speak of an endpoint. *Probes* ask it on purpose: `fails` in a
+row take it out, `successes` in a row bring it back (hysteresis). *Requests* pass by anyway: the
+breaker opens after `breaker_fails` failures in a row, much sooner than probes would see it. Good
+bytes outweigh probes: an engine too busy to answer a probe while it streams is alive.
+
+    STARTING        no probe has come back; usable only if `optimistic`
+    UP              in rotation, with a growing share of its limit after a return
+    DOWN            probes fail
+    OPEN            the breaker is open, for `breaker_open` seconds
+    TRIAL           half-open: one request at a time; it decides
+    MISCONFIGURED   it answers, but our key or our model name is wrong there
+
+    STARTING --pass--> UP        STARTING, UP, OPEN, TRIAL --probes fail--> DOWN --probes pass--> UP
+    UP --requests fail--> OPEN --time--> TRIAL --success--> UP
+                            ^------failure--'    (open for twice as long, 60 s at most)
+    any --misconfigured--> MISCONFIGURED --two passes at least--> UP
+
+What belongs to an earlier time is ignored: a request sent before the breaker opened that fails
+while it is open. In TRIAL such a straggler cannot be told from the trial and decides like one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+_LONGEST_OPEN_S = 60.0
+_FIRST_SHARE = 0.1
+_TRIAL_SHARE = 1e-9
+"""Of any limit less than one, so that there is room for one request."""
+_RAMP_STEPS = 10
+
+
+class State(StrEnum):
+    """Where an endpoint stands."""
+
+    STARTING = "starting"
+    UP = "up"
+    DOWN = "down"
+    OPEN = "open"
+    TRIAL = "trial"
+    MISCONFIGURED = "misconfigured"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A step from one state to another, and why.
+
+    `old` and `new` are the same only when an endpoint that was up has restarted and starts slowly.
+    """
+
+    old: State
+    new: State
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """When an endpoint leaves the rotation and when it returns; named as in the configuration."""
+
+    interval: float = 5.0
+    """Between probes; good bytes count as alive for as long."""
+    fails: int = 3
+    successes: int = 2
+    breaker_fails: int = 5
+    breaker_open: float = 10.0
+    slow_start: float = 10.0
+
+
+class Health:
+    """One endpoint's health. Each event returns a Change where the state changed, else None."""
+
+    __slots__ = (
+        "_good_at",
+        "_open_s",
+        "_open_until",
+        "_passes",
+        "_probe_fails",
+        "_ramp_from",
+        "_request_fails",
+        "_settings",
+        "optimistic",
+        "state",
+    )
+
+    def __init__(self, settings: HealthSettings, *, optimistic: bool = False) -> None:
+        self.optimistic = optimistic
+        self.state = State.STARTING
+        self._settings = settings
+        self._probe_fails = 0
+        self._passes = 0
+        self._request_fails = 0
+        self._good_at = -inf
+        self._open_s = settings.breaker_open
+        self._open_until = inf
+        self._ramp_from = -inf
+
+    @property
+    def usable(self) -> bool:
+        """In rotation, perhaps with a small share."""
+        state = self.state
+        return (
+            state is State.UP
+            or state is State.TRIAL
+            or (state is State.STARTING and self.optimistic)
+        )
+
+    def share(self, now: float) -> float:
+        """Return how much of its limit may be used: below 1 in a trial and after a return."""
+        if self.state is State.TRIAL:
+            return _TRIAL_SHARE
+        over = self._settings.slow_start
+        since = now - self._ramp_from
+        if since >= over:
+            return 1.0
+        return _FIRST_SHARE + (1.0 - _FIRST_SHARE) * max(0.0, since) / over
+
+    def next_tick(self, now: float) -> float | None:
+        """Return when to `tick` and read `share` again; None while only events change anything."""
+        if self.state is State.OPEN:
+            return self._open_until
+        over = self._settings.slow_start
+        if self.state is State.UP and now - self._ramp_from < over:
+            return min(self._ramp_from + over, now + over / _RAMP_STEPS)
+        return None
+
+    def tick(self, now: float) -> Change | None:
+        """Let time pass: an open breaker tries itself half-open."""
+        if self.state is State.OPEN and now >= self._open_until:
+            return self._go(State.TRIAL, "the breaker was open long enough; one request tries it")
+        return None
+
+    def probe_passed(self, now: float) -> Change | None:
+        """Note a probe that found the engine ready, with our key and our models."""
+        self._probe_fails = 0
+        if self.state is State.STARTING:
+            return self._go(State.UP, "first probe passed")
+        if self.state not in (State.DOWN, State.MISCONFIGURED):
+            return None
+        self._passes += 1
+        if self._passes < self._needed():
+            return None
+        return self._return(now, f"{self._passes} probes in a row passed")
+
+    def probe_failed(self, now: float, reason: str) -> Change | None:
+        """Note a probe that failed; while good bytes flow it says nothing."""
+        self._passes = 0
+        if self.state in (State.DOWN, State.MISCONFIGURED):
+            return None
+        if now - self._good_at <= self._settings.interval:
+            return None
+        self._probe_fails += 1
+        if self._probe_fails < self._settings.fails:
+            return None
+        return self._go(State.DOWN, f"{self._probe_fails} probes in a row failed: {reason}")
+
+    def good_bytes(self, now: float) -> None:
+        """Note that a good answer's bytes came just now."""
+        self._good_at = now
+
+    def request_succeeded(self, now: float) -> Change | None:
+        """Note an answer that ended well."""
+        self._good_at = now
+        self._request_fails = 0
+        if self.state is State.UP:
+            return None
+        if self.state is State.STARTING:
+            return self._go(State.UP, "a request succeeded")
+        if self.state is State.TRIAL:
+            return self._return(now, "the trial request succeeded")
+        return None
+
+    def request_failed(self, now: float, reason: str) -> Change | None:
+        """Note an answer that failed by the engine's fault (never the caller's, never full)."""
+        if self.state is State.TRIAL:
+            self._open_s = min(self._open_s * 2, self._longest_open())
+            return self._open(now, f"the trial request failed: {reason}")
+        if self.state not in (State.UP, State.STARTING):
+            return None
+        self._request_fails += 1
+        if self._request_fails < self._settings.breaker_fails:
+            return None
+        return self._open(now, f"{self._request_fails} requests in a row failed: {reason}")
+
+    def misconfigured(self, now: float, reason: str) -> Change | None:  # noqa: ARG002 - as the others
+        """Note that our configuration is wrong there (401, 403, unknown model)."""
+        self._passes = 0
+        if self.state is State.MISCONFIGURED:
+            return None
+        return self._go(State.MISCONFIGURED, reason)
+
+    def restarted(self, now: float) -> Change | None:
+        """Note that the engine is a new process: its caches are cold, its failures forgotten."""
+        self._request_fails = self._probe_fails = 0
+        if self.state is State.OPEN:
+            return self._go(State.TRIAL, "the engine restarted; one request tries it")
+        if self.state is not State.UP:
+            return None
+        return self._return(now, "the engine restarted")
+
+    def _needed(self) -> int:
+        """Count the passes that bring it back.
+
+        The first may have been on its way when the configuration went wrong, or have seen it put
+        right; so one more must confirm it.
+        """
+        needed = self._settings.successes
+        return max(2, needed) if self.state is State.MISCONFIGURED else needed
+
+    def _return(self, now: float, reason: str) -> Change:
+        self._ramp_from = now
+        self._open_s = self._settings.breaker_open
+        return self._go(State.UP, reason)
+
+    def _open(self, now: float, reason: str) -> Change:
+        self._open_until = now + self._open_s
+        return self._go(State.OPEN, reason)
+
+    def _longest_open(self) -> float:
+        return max(_LONGEST_OPEN_S, self._settings.breaker_open)
+
+    def _go(self, new: State, reason: str) -> Change:
+        change = Change(self.state, new, reason)
+        self.state = new
+        self._passes = self._probe_fails = self._request_fails = 0
+        return change
