@@ -1,0 +1,63 @@
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+"""Launch-side helpers: device facts, configuration tables, argument checks.
+
+Tensors on torch's `meta` device stand for the H200: the compile gate (aot.py) launches on them.
+"""
+
+import functools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["LOG2E", "check", "config_for", "device_key", "next_power_of_2", "sm_count"]
+
+LOG2E = math.log2(math.e)
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def check(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as assert
+    """Raise ValueError with `message` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the least power of two that is not below `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 4 on the CPU, where only the interpreter runs."""
+    if device.type != "cuda":
+        return 132 if device.type == "meta" else 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def device_key(device: torch.device) -> str:
+    """Name of the folder under configs/ that holds this device's tables."""
+    if device.type != "cuda":
+        return "NVIDIA_H200" if device.type == "meta" else "cpu"
+    return re.sub(r"\W+", "_", torch.cuda.get_device_name(device))
+
+
+@functools.cache
+def _table(folder: str, op: str) -> dict[str, dict[str, Any]]:
+    path = _CONFIGS / folder / f"{op}.json"
+    return json.loads(path.read_text())["configs"] if path.exists() else {}
+
+
+def config_for(
+    op: str, key: str, device: torch.device, built_in: dict[str, Any]
+) -> dict[str, Any]:
+    """Launch settings for one shape class: the device's table over the built-in ones.
+
+    Nothing is tuned here: a table is made offline with `python -m forebay.kernels.tune`.
+    """
+    return built_in | _table(device_key(device), op).get(key, {})

@@ -1,0 +1,105 @@
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+"""The nouns of the attention ops: the paged cache, and the rule that says who sees whom."""
+
+from dataclasses import dataclass
+
+import torch
+
+from forebay.kernels._common.host import check
+
+__all__ = ["PagedCache", "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """One layer's KV cache and where each sequence's tokens lie in it.
+
+    key, value: `[pages, slots, kv heads, dim]` views with unit stride on dim, any other strides
+    multiples of 16 elements; value may have another dim than key.
+    seq_lens: `[sequences]` int32, tokens in the cache including the queries' own.
+    Either block_table `[sequences, columns]` int32, or indptr `[sequences + 1]` and indices, flat
+    page ids, both int32.
+    key_scale, value_scale: `[pages, slots, kv heads]` fp32, for int8 and fp8 caches.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor | None = None
+    indptr: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+
+    @property
+    def page(self) -> int:
+        """Slots per page."""
+        return self.key.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads."""
+        return self.key.shape[2]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the payload is 8-bit with a scale per token and head."""
+        return self.key_scale is not None
+
+    def validate(self, query: torch.Tensor) -> None:
+        """Raise ValueError where the kernels could not read this cache in place."""
+        check(query.ndim == 3, "query must be [tokens, heads, dim]")
+        check(query.stride(2) == 1, "query must have unit stride on dim")
+        check(query.shape[1] % self.kv_heads == 0, "query heads must be a multiple of kv heads")
+        check(query.shape[2] == self.key.shape[3], "query and key dim differ")
+        check(
+            (self.block_table is None) != (self.indptr is None),
+            "give either block_table or indptr with indices",
+        )
+        check((self.indptr is None) == (self.indices is None), "indptr and indices go together")
+        check(
+            (self.key_scale is None) == (self.value_scale is None),
+            "key_scale and value_scale go together",
+        )
+        for name, cache in (("key", self.key), ("value", self.value)):
+            check(cache.ndim == 4, f"{name} cache must be [pages, slots, kv heads, dim]")
+            check(cache.stride(3) == 1, f"{name} cache must have unit stride on dim")
+            aligned = all(
+                s % 16 == 0 or n == 1
+                for s, n in zip(cache.stride()[:3], cache.shape[:3], strict=True)
+            )
+            # Without it the compiler drops 16-byte asynchronous copies and spills registers.
+            check(aligned, f"{name} cache strides must be multiples of 16, not {cache.stride()}")
+
+    def index(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """Table pointer, indptr or None, and the table's row stride."""
+        if self.block_table is not None:
+            return self.block_table, None, self.block_table.stride(0)
+        assert self.indices is not None
+        return self.indices, self.indptr, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who sees whom, beyond causal order, and what happens to a score.
+
+    window: a row at position p sees p - window < j <= p; 0 means all. Keys keep the rotation they
+    were cached with (mode `abs`).
+    sink_tokens: leading tokens visible outside the window too (StreamingLLM).
+    soft_cap: scores become cap * tanh(score / cap); 0 means off.
+    sinks: `[query heads]`, one extra logit per head that has no value (as in gpt-oss).
+    tree: `[tokens]` int64, bit j of a row is set where the row sees draft node j of its own
+    sequence (ancestors and itself); the nodes are the last tokens of the cache.
+    """
+
+    window: int = 0
+    sink_tokens: int = 0
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+    tree: torch.Tensor | None = None
+
+    def validate(self) -> None:
+        """Raise ValueError for combinations that have no meaning here."""
+        check(self.tree is None or not self.window, "a tree mask with a window is not supported")
+        check(not self.sink_tokens or self.window > 0, "sink_tokens needs a window")

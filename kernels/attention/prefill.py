@@ -1,0 +1,271 @@
+# pyright: basic, reportMissingImports=false, reportOperatorIssue=false
+# (torch and triton are not installed where types are checked)
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0915
+# (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
+"""Chunked prefill over a paged cache: new tokens attend to the cached prefix and to each other.
+
+One program per (kv head, block of query tokens). Its BLOCK_M rows are (token, query head of the
+group) pairs: all heads of a group share the keys they read, and a short chunk still fills the rows.
+Tiles wholly below the diagonal run without a mask, the diagonal ones with one. The grid is an upper
+bound that needs no length on the host; blocks late in a sequence, the heavy ones, start first.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from forebay.kernels._common.host import LOG2E, check, config_for, next_power_of_2
+from forebay.kernels._common.jit import load_pages
+
+from .decode import compute_dtype
+from .layout import PagedCache, Rule
+from .tile import attend_tile
+
+__all__ = ["PrefillConfig", "paged_prefill", "prefill_config"]
+
+
+@triton.jit
+def find_sequence(cu_query_ptr, block, sequences, BLOCK_Q: tl.constexpr):
+    """Last sequence whose first block, `cu_query[b] // BLOCK_Q + b`, is not past `block`."""
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(cu_query_ptr + middle) // BLOCK_Q + middle
+        if first <= block:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit(do_not_specialize=["sequences", "blocks"])
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    out_ptr,
+    lse_ptr,
+    table_ptr,
+    indptr_ptr,
+    seq_lens_ptr,
+    cu_query_ptr,
+    sinks_ptr,
+    scale_log2,
+    cap,
+    sequences,
+    blocks,
+    stride_table,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_k_page: tl.constexpr,
+    stride_k_slot: tl.constexpr,
+    stride_k_head,
+    stride_v_page: tl.constexpr,
+    stride_v_slot: tl.constexpr,
+    stride_v_head,
+    stride_s_page: tl.constexpr,
+    stride_s_slot: tl.constexpr,
+    stride_s_head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    QUANT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PEEL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(0) % KV_HEADS
+    block = blocks - 1 - tl.program_id(0) // KV_HEADS
+    b = find_sequence(cu_query_ptr, block, sequences, BLOCK_Q)
+    q_start = tl.load(cu_query_ptr + b)
+    q_len = tl.load(cu_query_ptr + b + 1) - q_start
+    q_first = (block - (q_start // BLOCK_Q + b)) * BLOCK_Q
+    if q_first >= q_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + b)
+    prefix = seq_len - q_len
+
+    rows = tl.arange(0, BLOCK_M)
+    row_token = q_first + rows // GROUP
+    row_head = kv_head * GROUP + rows % GROUP
+    row_valid = (rows < BLOCK_Q * GROUP) & (row_token < q_len)
+    row_pos = prefix + row_token
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_v = tl.arange(0, BLOCK_V)
+    q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
+    q = tl.load(
+        q_ptr + q_at[:, None] + offs_d[None, :],
+        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
+    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    norm = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if sinks_ptr is not None:
+        m = tl.load(sinks_ptr + row_head, mask=row_valid, other=0.0).to(tl.float32)
+        m = m * 1.4426950408889634
+        norm = norm + 1.0
+    acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
+
+    if indptr_ptr is None:
+        row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
+    else:
+        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+    k_ptr += kv_head * stride_k_head
+    v_ptr += kv_head * stride_v_head
+    if QUANT:
+        k_scale_ptr += kv_head * stride_s_head
+        v_scale_ptr += kv_head * stride_s_head
+
+    end = prefix + tl.minimum(q_first + BLOCK_Q, q_len)
+    if WINDOW > 0:
+        start = tl.maximum(prefix + q_first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        whole = start
+        if SINK_TOKENS > 0:
+            for n in range(0, tl.minimum(SINK_TOKENS, start), BLOCK_N):
+                pages = load_pages(row_ptr, n, start, PAGE, BLOCK_N)
+                acc, m, norm = attend_tile(
+                    acc, m, norm, q, pages, n, start, row_pos, row_pos,
+                    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+                    stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                    stride_s_page, stride_s_slot,
+                    True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                    HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+                )  # fmt: skip
+    else:
+        start = 0
+        whole = 0
+        if PEEL:
+            whole = (prefix + q_first + 1) // BLOCK_N * BLOCK_N
+
+    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
+    if PEEL and WINDOW == 0:
+        for n in tl.range(start, whole, BLOCK_N):
+            ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
+            acc, m, norm = attend_tile(
+                acc, m, norm, q, pages, n, end, row_pos, row_pos,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                stride_s_page, stride_s_slot,
+                False, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+            )  # fmt: skip
+            pages = ahead
+    for n in tl.range(whole, end, BLOCK_N):
+        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
+        acc, m, norm = attend_tile(
+            acc, m, norm, q, pages, n, end, row_pos, row_pos,
+            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+            stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+            stride_s_page, stride_s_slot,
+            True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        pages = ahead
+
+    safe_norm = tl.where(norm == 0.0, 1.0, norm)
+    acc = acc / safe_norm[:, None]
+    out_at = (q_start + row_token).to(tl.int64) * stride_out_token + row_head * stride_out_head
+    tl.store(
+        out_ptr + out_at[:, None] + offs_v[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=row_valid[:, None] & (offs_v < VALUE_DIM)[None, :],
+    )
+    if lse_ptr is not None:
+        lse = tl.where(norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453)
+        lse_at = (q_start + row_token).to(tl.int64) * (KV_HEADS * GROUP) + row_head
+        tl.store(lse_ptr + lse_at, lse, mask=row_valid)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Launch settings."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    peel: bool = True
+
+
+def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
+    """Look the launch settings up by element size and dim."""
+    key_bytes = cache.key.element_size()
+    dim = next_power_of_2(query.shape[2])
+    group = query.shape[1] // cache.kv_heads
+    built_in = {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}
+    if dim > 128:
+        built_in |= {"block_m": 64, "num_stages": 2}
+    if query.dtype == torch.float32:
+        built_in |= {"block_m": 64, "block_n": 32, "num_stages": 1}
+    found = config_for("prefill", f"kv{key_bytes * 8}-d{dim}", query.device, built_in)
+    found["block_m"] = max(found["block_m"], next_power_of_2(group))
+    return PrefillConfig(**found)
+
+
+def paged_prefill(
+    *,
+    query: torch.Tensor,
+    cache: PagedCache,
+    cu_query: torch.Tensor,
+    scale: float | None = None,
+    rule: Rule | None = None,
+    config: PrefillConfig | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend with chunks of new tokens, whose keys are cached already, causally; returns out.
+
+    query: `[tokens, heads, dim]`, rows of sequence b at cu_query[b] : cu_query[b + 1] (int32).
+    lse: `[tokens, heads]` fp32, written when given. Tree rules are for decode only.
+    """
+    rule = rule or Rule()
+    cache.validate(query)
+    rule.validate()
+    check(rule.tree is None, "prefill takes no tree mask, use paged_decode")
+    config = config or prefill_config(query=query, cache=cache)
+    tokens, heads, dim = query.shape
+    value_dim = cache.value.shape[3]
+    sequences = cache.seq_lens.shape[0]
+    group = heads // cache.kv_heads
+    if out is None:
+        out = torch.empty(tokens, heads, value_dim, dtype=query.dtype, device=query.device)
+    if tokens == 0:
+        return out
+    blocks = tokens // (config.block_m // group) + sequences
+    compute, precision = compute_dtype(query, cache)
+    table, indptr, stride_table = cache.index()
+    scale = dim**-0.5 if scale is None else scale
+    key_scale = cache.key_scale
+    prefill_kernel[(cache.kv_heads * blocks,)](
+        query, cache.key, cache.value, key_scale, cache.value_scale, out, lse,
+        table, indptr, cache.seq_lens, cu_query, rule.sinks,
+        scale * LOG2E, rule.soft_cap * LOG2E, sequences, blocks, stride_table,
+        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
+        *cache.key.stride()[:3], *cache.value.stride()[:3],
+        *(key_scale.stride() if key_scale is not None else (0, 0, 0)),
+        KV_HEADS=cache.kv_heads, GROUP=group, HEAD_DIM=dim, VALUE_DIM=value_dim,
+        PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens,
+        SOFT_CAP=rule.soft_cap > 0.0, QUANT=cache.is_quantised,
+        COMPUTE=compute, PRECISION=precision,
+        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=next_power_of_2(dim),
+        BLOCK_V=next_power_of_2(value_dim),
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out
