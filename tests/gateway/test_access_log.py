@@ -9,13 +9,10 @@ from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forebay.gateway.telemetry import access_log
 from forebay.gateway.telemetry.access_log import AccessLog
 from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
-from forebay.gateway.telemetry.text import clean
 from forebay.gateway.telemetry.writer import LineWriter
 from forebay.policies.contracts import Finish, Outcome, Route
 
@@ -181,14 +178,6 @@ def test_a_reload_brings_new_names():
         log.add(replace(DONE, tenant="new"))
         log.flush()
     assert [line["tenant"] for line in kept.lines] == ["new", "other"]
-
-
-@given(st.text())
-def test_cleaned_text_is_printable_and_short(text: str):
-    shown = clean(text, 40)
-    assert shown.isprintable()
-    assert (shown == text) is (text.isprintable() and len(text) <= 40)
-    assert len(shown) <= 40 * len("\\U0010ffff")
 
 
 def test_names_without_end_do_not_grow_memory():

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import subprocess
+import sys
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
+from threading import Event, Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 
+from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
+from forebay.gateway.telemetry.spans import MAX_WAITING, SCHEMA_URL, Spans, otlp_spans
 from forebay.gateway.telemetry.traces import (
     UNTRACED,
     PassOn,
@@ -16,6 +29,7 @@ from forebay.gateway.telemetry.traces import (
     TraceContext,
     parse_traceparent,
 )
+from forebay.policies.contracts import Finish, Outcome, Route
 
 TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
 SPAN_ID = 0xB7AD6B7169203331
@@ -112,3 +126,193 @@ def test_ids_are_distinct():
     sampler = Sampler(1.0)
     ids = {trace.traceparent for trace in (sampler.begin(None) for _ in range(1000))}
     assert len(ids) == 1000
+
+
+SPACE = LabelSpace({"llama": PoolLabels(frozenset({"v0"}), frozenset({"m"}))}, frozenset({"acme"}))
+DONE = Outcome(
+    request_id="r1",
+    pool="llama",
+    route=Route.CHAT,
+    tenant="acme",
+    model="m",
+    endpoint="v0",
+    status=200,
+    stream=True,
+    attempts=1,
+    received=100.0,
+    placed=100.25,
+    first_byte=100.5,
+    first_token=100.5,
+    last_token=102.0,
+    ended=102.5,
+    prompt_tokens=30,
+    cached_tokens=16,
+    output_tokens=5,
+    finish_reason="stop",
+)
+
+
+def spans_of(outcome: Outcome, trace: RequestTrace) -> dict[str, ReadableSpan]:
+    exporter = InMemorySpanExporter()
+    spans = Spans(SimpleSpanProcessor(exporter), SPACE, version="0.1.0", clock=lambda: 0.0)
+    spans.settled(outcome, trace)
+    spans.close()
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def traced() -> RequestTrace:
+    return Sampler(1.0, rng=Random(3)).begin(SAMPLED)
+
+
+def test_a_traced_request_leaves_one_span_a_step():
+    trace = traced()
+    spans = spans_of(DONE, trace)
+    assert list(spans) == ["/v1/chat/completions", "queue", "chat m", "relay"]
+    assert trace.request is not None
+    assert trace.engine is not None
+    ids = [span.context for span in spans.values() if span.context]
+    assert {context.trace_id for context in ids} == {TRACE_ID}
+    assert len({context.span_id for context in ids}) == 4
+    request, queue, engine, relay = spans.values()
+    assert request.parent is not None
+    assert (request.parent.span_id, ids[0].span_id) == (SPAN_ID, trace.request.span_id)
+    assert ids[2].span_id == trace.engine.span_id
+    for span in (queue, engine, relay):
+        assert span.parent is not None
+        assert span.parent.span_id == trace.request.span_id
+
+
+def test_spans_last_as_long_as_their_steps():
+    lasts = [
+        round(((span.end_time or 0) - (span.start_time or 0)) / 1e9, 6)
+        for span in spans_of(DONE, traced()).values()
+    ]
+    assert lasts == [2.5, 0.25, 2.25, 2.0]
+
+
+def test_the_call_to_the_engine_says_what_the_gen_ai_conventions_name():
+    engine = spans_of(DONE, traced())["chat m"]
+    assert engine.kind is SpanKind.CLIENT
+    assert dict(engine.attributes or {}) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.stream": True,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.response.time_to_first_chunk": 0.25,
+        "gen_ai.usage.input_tokens": 30,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+        "gen_ai.usage.output_tokens": 5,
+        "forebay.pool": "llama",
+        "forebay.endpoint": "v0",
+    }
+
+
+def test_a_failed_request_is_an_error_by_its_code():
+    broken = replace(DONE, status=502, finish=Finish.ENGINE_ERROR, error="engine_error")
+    spans = spans_of(broken, traced())
+    codes = [span.status.status_code for span in spans.values()]
+    assert codes == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.ERROR, StatusCode.UNSET]
+    assert (spans["chat m"].attributes or {})["error.type"] == "engine_error"
+
+
+def test_a_refused_request_has_no_span_for_what_never_was():
+    refused = Outcome("r", "", Route.CHAT, "", status=401, finish=Finish.REJECTED)
+    assert list(spans_of(refused, traced())) == ["/v1/chat/completions"]
+    waited = replace(DONE, placed=None, first_byte=None, status=504, finish=Finish.TIMEOUT)
+    assert list(spans_of(waited, traced())) == ["/v1/chat/completions", "queue"]
+
+
+def test_no_name_of_a_callers_making_is_in_a_span():
+    text = "canary\n\x1b[1m and a prompt"
+    made_up = replace(
+        DONE, request_id=text, pool=text, route=text, tenant=text, model=text, endpoint=text,
+        error=text, finish_reason=text, trace=text,
+    )  # fmt: skip
+    told = "".join(span.to_json() for span in spans_of(made_up, traced()).values())
+    assert "canary" not in told
+    assert "prompt" not in told
+
+
+def test_an_untraced_request_leaves_nothing():
+    assert spans_of(DONE, UNTRACED) == {}
+    assert spans_of(DONE, RequestTrace(UNSAMPLED.decode())) == {}
+
+
+def test_spans_past_what_may_wait_are_counted():
+    built, go_on = Event(), Event()
+
+    class Stuck(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            del span
+            built.set()
+            go_on.wait()
+
+    spans = Spans(Stuck(), SPACE, interval=0.001)
+    spans.settled(DONE, traced())
+    built.wait()
+    for _ in range(MAX_WAITING + 2):
+        spans.settled(DONE, traced())
+    go_on.set()
+    spans.close()
+    assert spans.dropped == 2
+
+
+class Collector(ThreadingHTTPServer):
+    """An OTLP/HTTP receiver on loopback."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, ExportTraceServiceRequest]] = []
+        super().__init__(("127.0.0.1", 0), CollectorHandler)
+        self.thread = Thread(target=self.serve_forever)
+        self.thread.start()
+
+    def server_close(self) -> None:
+        self.shutdown()
+        self.thread.join()
+        super().server_close()
+
+
+class CollectorHandler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        assert isinstance(self.server, Collector)
+        self.server.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        del format, args
+
+
+def test_a_collector_gets_the_spans_over_http():
+    with Collector() as collector:
+        spans = otlp_spans(f"http://127.0.0.1:{collector.server_port}/", SPACE, version="0.1.0")
+        spans.settled(DONE, traced())
+        spans.close()
+        ((path, request),) = collector.requests
+    (resource,) = request.resource_spans
+    (scope,) = resource.scope_spans
+    names = {a.key: a.value.string_value for a in resource.resource.attributes}
+    assert (path, names["service.name"]) == ("/v1/traces", "forebay")
+    assert scope.schema_url == SCHEMA_URL
+    assert [span.name for span in scope.spans] == [
+        "/v1/chat/completions",
+        "queue",
+        "chat m",
+        "relay",
+    ]
+    assert {span.trace_id.hex() for span in scope.spans} == {f"{TRACE_ID:032x}"}
+    tokens = {a.key: a.value.int_value for a in scope.spans[2].attributes}
+    assert tokens["gen_ai.usage.output_tokens"] == 5
+
+
+def test_the_sdk_is_not_loaded_without_an_address_to_send_to():
+    modules = "forebay.gateway.telemetry.traces", "forebay.gateway.telemetry.metrics"
+    program = (
+        f"import sys, {', '.join(modules)}; print([m for m in sys.modules if 'opentelemetry' in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.strip() == b"[]"
