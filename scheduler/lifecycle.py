@@ -1,0 +1,130 @@
+"""The states of one call, and every step that is legal between them.
+
+Theory of operation. A call goes down (received, queued, placed, sent) and its answer comes up
+(awaited, held or streamed). Two rules:
+
+- every transition lives in this file, in one table; whatever is not in it is a bug and raises;
+- a call is settled exactly once: SETTLED has no way out, and the steps into it say how it ended.
+
+    RECEIVING   the request is being read, or is read and not yet queued
+    QUEUED      it waits in its pool, the first time or again
+    PLACED      it has an endpoint: connecting and sending
+    WAITING     all of it is sent, nothing has come
+    HELD        a whole answer is being gathered; the caller has seen nothing of it
+    STREAMING   bytes have gone to the caller, so nothing can be tried again
+    SETTLED     over
+
+    RECEIVING -> QUEUED -> PLACED -> WAITING -> HELD      -> SETTLED
+        |           ^         ^        |         | |  ^
+        '-----------|---------'        |         | '--|---> STREAMING -> SETTLED
+                    '--------- RETRY --+---------'    (too large to hold, or a stream)
+
+Two things that may surprise. An engine may answer before all of the request is sent (a 413, say),
+so PLACED leads to HELD and STREAMING as well. And what ends a call depends on what the caller has
+seen: before the first byte an engine's fault is a FAIL with a status, after it a CUT.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a call is."""
+
+    RECEIVING = "receiving"
+    QUEUED = "queued"
+    PLACED = "placed"
+    WAITING = "waiting"
+    HELD = "held"
+    STREAMING = "streaming"
+    SETTLED = "settled"
+
+
+class Event(StrEnum):
+    """What happens to a call."""
+
+    QUEUE = "queue"
+    """No endpoint has room for it."""
+    PLACE = "place"
+    """It got an endpoint."""
+    SEND = "send"
+    """The whole request has gone out."""
+    HOLD = "hold"
+    """A whole answer begins; it is gathered."""
+    STREAM = "stream"
+    """The first byte goes to the caller, of a stream or of what got too large to hold."""
+    RETRY = "retry"
+    """The attempt failed and the request is submitted again."""
+    COMPLETE = "complete"
+    """The answer was whole."""
+    REJECT = "reject"
+    """forebay refuses it: invalid, no key, over quota, full, nothing healthy."""
+    FAIL = "fail"
+    """The engine failed it for good, before the caller saw anything."""
+    CUT = "cut"
+    """The engine broke off, and the caller has seen the beginning."""
+    EXPIRE = "expire"
+    """A deadline or a timeout came."""
+    LEAVE = "leave"
+    """The caller went away."""
+    DRAIN = "drain"
+    """forebay stops, and its patience is over."""
+
+
+class IllegalTransition(LookupError):  # noqa: N818 - named for what it is, as the others
+    """An event that cannot happen in this state: a bug, never the caller's or an engine's fault."""
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.RECEIVING, Event.QUEUE): State.QUEUED,
+    (State.RECEIVING, Event.PLACE): State.PLACED,
+    (State.RECEIVING, Event.REJECT): State.SETTLED,
+    (State.RECEIVING, Event.EXPIRE): State.SETTLED,
+    (State.RECEIVING, Event.LEAVE): State.SETTLED,
+    (State.RECEIVING, Event.DRAIN): State.SETTLED,
+    (State.QUEUED, Event.PLACE): State.PLACED,
+    (State.QUEUED, Event.REJECT): State.SETTLED,
+    (State.QUEUED, Event.FAIL): State.SETTLED,
+    (State.QUEUED, Event.EXPIRE): State.SETTLED,
+    (State.QUEUED, Event.LEAVE): State.SETTLED,
+    (State.QUEUED, Event.DRAIN): State.SETTLED,
+    (State.PLACED, Event.SEND): State.WAITING,
+    (State.PLACED, Event.HOLD): State.HELD,
+    (State.PLACED, Event.STREAM): State.STREAMING,
+    (State.PLACED, Event.RETRY): State.QUEUED,
+    (State.PLACED, Event.REJECT): State.SETTLED,
+    (State.PLACED, Event.FAIL): State.SETTLED,
+    (State.PLACED, Event.EXPIRE): State.SETTLED,
+    (State.PLACED, Event.LEAVE): State.SETTLED,
+    (State.PLACED, Event.DRAIN): State.SETTLED,
+    (State.WAITING, Event.HOLD): State.HELD,
+    (State.WAITING, Event.STREAM): State.STREAMING,
+    (State.WAITING, Event.RETRY): State.QUEUED,
+    (State.WAITING, Event.REJECT): State.SETTLED,
+    (State.WAITING, Event.FAIL): State.SETTLED,
+    (State.WAITING, Event.EXPIRE): State.SETTLED,
+    (State.WAITING, Event.LEAVE): State.SETTLED,
+    (State.WAITING, Event.DRAIN): State.SETTLED,
+    (State.HELD, Event.STREAM): State.STREAMING,
+    (State.HELD, Event.RETRY): State.QUEUED,
+    (State.HELD, Event.COMPLETE): State.SETTLED,
+    (State.HELD, Event.REJECT): State.SETTLED,
+    (State.HELD, Event.FAIL): State.SETTLED,
+    (State.HELD, Event.EXPIRE): State.SETTLED,
+    (State.HELD, Event.LEAVE): State.SETTLED,
+    (State.HELD, Event.DRAIN): State.SETTLED,
+    (State.STREAMING, Event.COMPLETE): State.SETTLED,
+    (State.STREAMING, Event.CUT): State.SETTLED,
+    (State.STREAMING, Event.EXPIRE): State.SETTLED,
+    (State.STREAMING, Event.LEAVE): State.SETTLED,
+    (State.STREAMING, Event.DRAIN): State.SETTLED,
+}
+
+
+def advance(state: State, event: Event) -> State:
+    """Return the state after an event; IllegalTransition when it cannot happen there."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransition(f"a call that is {state} cannot {event}") from None
