@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from forebay.policies.contracts import Finish, Route
+from forebay.scheduler.health import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -26,12 +27,8 @@ ROUTES = frozenset(
 FINISHES = frozenset(map(str, Finish))
 PHASES = ("uploading", "queued", "waiting", "streaming")
 """Where a request was when its caller left; `waiting` is placed, without a byte of answer."""
-STATES = (
-    *("unknown", "up", "returning", "half_open", "open", "down", "misconfigured"),
-    *("draining", "other"),
-)
-"""What an endpoint may be; exactly one is 1. `open` and `half_open` are the breaker's."""
-
+STATES = (*map(str, State), OTHER)
+"""What an endpoint may be; exactly one is 1. `open` and `trial` are the breaker's."""
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

@@ -12,7 +12,9 @@ class EndpointStatus:
     name: str
     engine: str
     state: str
-    """One of `labels.STATES`."""
+    """One of `scheduler.health.State`."""
+    usable: bool
+    """Whether requests are placed on it."""
     in_flight: int = 0
     limit: int = 0
     """Requests it may have at once now, slow start included."""
@@ -25,11 +27,6 @@ class EndpointStatus:
     load_age_s: float | None = None
     version: str | None = None
     """What the engine says of itself."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether requests are placed on it."""
-        return self.state in {"up", "returning", "half_open"}
 
 
 @dataclass(frozen=True, slots=True)

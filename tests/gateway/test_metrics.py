@@ -270,8 +270,10 @@ SNAPSHOT = Snapshot(
             name="llama",
             models=("m",),
             endpoints=(
-                EndpointStatus("v0", "vllm", "up", in_flight=3, limit=64, running=2, kv_use=0.5),
-                EndpointStatus("v1", "vllm", "a state to come"),
+                EndpointStatus(
+                    "v0", "vllm", "up", usable=True, in_flight=3, limit=64, running=2, kv_use=0.5
+                ),
+                EndpointStatus("v1", "vllm", "a state to come", usable=False),
             ),
             queued=7,
             queued_bytes=700,
