@@ -28,13 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = _parser().parse_args(arguments)
         return chosen.run(chosen)
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else _FAILED
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
     except ForebayError as error:
         print(f"forebay: {error.message}", file=sys.stderr)
-        return _FAILED
     except OSError as error:
         print(f"forebay: {error.strerror or error}", file=sys.stderr)
-        return _FAILED
+    return _FAILED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from .arguments import port
@@ -38,14 +39,20 @@ def add(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     """Serve the embedded engine until told to stop."""
-    from forebay.adapters.sim import Embedded
     from forebay.gateway.server import serve_engine
 
-    embedded = Embedded(
-        model=arguments.model,
-        seed=arguments.seed,
-        profile=arguments.profile,
-        fault=arguments.fault,
-        kv_events=arguments.kv_events,
-    )
-    return serve_engine(embedded, host=arguments.host, port=arguments.port)
+    from forebay.adapters.sim import Embedded
+    from forebay.adapters.sim_engine import SimSettings
+
+    try:
+        settings = SimSettings(
+            models=(arguments.model,),
+            seed=arguments.seed,
+            profile=arguments.profile,
+            fault=arguments.fault,
+            events=arguments.kv_events,
+        )
+    except ValueError as error:
+        print(f"forebay engine sim: {error}", file=sys.stderr)
+        return 2
+    return serve_engine(Embedded(settings), host=arguments.host, port=arguments.port)

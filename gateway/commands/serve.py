@@ -32,19 +32,18 @@ def add(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     """Serve until told to stop."""
-    from forebay.gateway.config import load
+    from forebay.gateway.config.errors import ConfigErrors
 
     from .check import lines
 
     if arguments.workers > 1:
-        raise load.ConfigErrors.single(
+        raise ConfigErrors.single(
             "more than one worker needs state.url, which is not in this version; use --workers 1"
         )
-    try:
-        load.read(arguments.config)
-    except load.ConfigErrors as errors:
-        print(lines(arguments.config, errors), file=sys.stderr)
-        return 1
     from forebay.gateway.server import serve
 
-    return serve(arguments.config, host=arguments.host, port=arguments.port)
+    try:
+        return serve(arguments.config, host=arguments.host, port=arguments.port)
+    except ConfigErrors as errors:
+        print(lines(arguments.config, errors), file=sys.stderr)
+        return 1

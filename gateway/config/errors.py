@@ -40,5 +40,7 @@ def path_of(place: Place) -> str:
     """Return a place as text."""
     text = ""
     for part in place:
+        if part == "":
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text

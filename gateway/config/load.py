@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from .errors import Place
 
 
-def read(source: Path | str, env: Mapping[str, str] | None = None) -> Config:
-    """Read a file (a Path) or a text (a str).
+def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Config:
+    """Read a file (a Path), its content (bytes) or a text (str).
 
     `env` stands for the process's environment. Raises ConfigErrors with all that is wrong.
     """
-    text = _text(source) if isinstance(source, Path) else source
-    tree = read_tree(text, os.environ if env is None else env)
+    tree = read_tree(_text(source), os.environ if env is None else env)
     config, found = _judge(tree.data)
     found += find_faults(tree.data)
     faults = {tree.fault(place, what) for place, what in found if place not in tree.unread}
@@ -50,9 +49,10 @@ def _judge(data: object) -> tuple[Config | None, list[tuple[Place, str]]]:
         return None, [explain(each) for each in told]
 
 
-def _text(path: Path) -> str:
+def _text(source: Path | bytes | str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        content = source.read_bytes() if isinstance(source, Path) else source
+        return content if isinstance(content, str) else content.decode("utf-8-sig")
     except OSError as error:
         why = (error.strerror or "no access").lower()
         raise ConfigErrors.single(f"cannot be read: {why}") from error

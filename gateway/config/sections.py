@@ -7,10 +7,9 @@ a section. What needs more than one section to judge (names used twice, say) is 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,12 +19,14 @@ from pydantic import (
     field_validator,
 )
 
-from .units import parse_bytes, parse_count, parse_duration, parse_share
+from forebay.adapters.sim_engine import read_fault
+from forebay.scheduler.engine_profiles import find_profile
+
+from .units import Substituted, parse_bytes, parse_count, parse_duration, parse_share, shown
 from .values import check_digest, check_secret, check_url
 
-Faults = Literal[
-    "refuse", "error503", "stall", "stall_after_first", "cut", "slow", "empty", "restart"
-]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _duration(value: object, info: ValidationInfo) -> object:
@@ -33,19 +34,26 @@ def _duration(value: object, info: ValidationInfo) -> object:
     return parse_duration(value) if info.context or isinstance(value, str) else value
 
 
-def _secret(value: SecretStr) -> SecretStr:
-    check_secret(value.get_secret_value())
-    return value
+def _checked(check: Callable[[str], object]) -> BeforeValidator:
+    """Judge a text by `check`, which returns it in its plain form; pydantic refuses the rest.
+
+    Before pydantic does, which forgets that a text came from the environment.
+    """
+    return BeforeValidator(lambda value: check(value) if isinstance(value, str) else value)
 
 
-def _fault(value: str) -> str:
-    name, colon, share = value.partition(":")
-    known = get_args(Faults)
-    if name not in known:
-        raise ValueError(f"must start with one of {', '.join(known)}")
-    if colon and not 0 <= parse_share(share) <= 1:
-        raise ValueError("must have a share from 0 to 1 after its colon")
-    return value
+def _told_by(judge: Callable[[str], object], what: str) -> BeforeValidator:
+    """Judge a text by what an engine says of it, which may repeat the text."""
+
+    def check(value: str) -> str:
+        try:
+            judge(value)
+        except ValueError as error:
+            secret = isinstance(value, Substituted)
+            raise ValueError(f"{shown(value)} is no {what}" if secret else str(error)) from None
+        return value
+
+    return _checked(check)
 
 
 Duration = Annotated[float, BeforeValidator(_duration)]
@@ -54,10 +62,11 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
-Url = Annotated[str, AfterValidator(check_url)]
-Secret = Annotated[SecretStr, AfterValidator(_secret)]
-Digest = Annotated[str, AfterValidator(check_digest)]
-Fault = Annotated[str, AfterValidator(_fault)]
+Url = Annotated[str, _checked(check_url)]
+Secret = Annotated[SecretStr, _checked(check_secret)]
+Digest = Annotated[str, _checked(check_digest)]
+Fault = Annotated[str, _told_by(read_fault, "fault")]
+Profile = Annotated[str, _told_by(find_profile, "profile")]
 
 
 class Section(BaseModel):
@@ -179,7 +188,7 @@ class SimEndpoint(Section):
     """An embedded engine's settings."""
 
     seed: int = Field(default=0, description="answers are the same for the same seed")
-    profile: str = Field(default="demo", description="a named step-time profile")
+    profile: Profile = Field(default="demo", description="a named step-time profile")
     fault: Fault | None = Field(default=None, description="NAME[:SHARE], as `engine sim --fault`")
 
 
@@ -200,20 +209,18 @@ class Endpoint(Section):
     sim: SimEndpoint | None = Field(default=None, description="settings of an embedded engine")
 
 
-def _pairs(value: object) -> dict[str, str]:
-    return cast("dict[str, str]", value) if isinstance(value, dict) else {}
-
-
 def _models(value: object, default: str | None) -> dict[str, str]:
     """Turn `[a, {b: c}]` into `{a: default or a, b: c}`."""
     several = isinstance(value, list | tuple)
-    items = cast("list[object]", value) if several else [value]
     models: dict[str, str] = {}
-    for item in items:
-        pairs = {item: ""} if isinstance(item, str) else _pairs(item)
-        if not pairs:
+    for item in cast("list[object]", value) if several else [value]:
+        name = isinstance(item, str) and several
+        pairs = {item: ""} if name else item
+        if not pairs or not isinstance(pairs, dict):
             raise ValueError("must be a list of names and {caller's name: engine's name} maps")
-        models.update(pairs)
+        models.update(cast("dict[str, str]", pairs))
+    if not models:
+        raise ValueError("needs at least one entry")
     return {name: engine or default or name for name, engine in models.items()}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_REFERENCE = re.compile(r"\$\{([^{}\n]*)\}")
+_REFERENCE = re.compile(r"\$\{([^{}\s'\"]*)\}")
 _MARKER = re.compile(f"{_OPEN}(.*?){_CLOSE}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NUMBER = re.compile(r"[-+]?[0-9.]{1,100}(?:[eE][-+]?[0-9]{1,3})?", re.ASCII)
@@ -31,6 +31,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _MAX_VALUES = 200_000
 _MAX_DEPTH = 40
 """Aliases of aliases can ask for more values than there is memory, or for endless ones."""
+_TOO_MUCH = "is nested too deeply, or its aliases grow too large"
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,7 +75,10 @@ class Tree:
 def read_tree(text: str, env: Mapping[str, str]) -> Tree:
     """Read one YAML document. Raises ConfigErrors where the text is not YAML at all."""
     tree = Tree()
-    tree.data = _Reader(tree, env).read(_compose(text), ())
+    try:
+        tree.data = _Reader(tree, env).read(_compose(text), ())
+    except RecursionError:
+        raise ConfigErrors.single(_TOO_MUCH) from None
     return tree
 
 
@@ -93,8 +97,6 @@ def _compose(text: str) -> yaml.Node:
     except yaml.reader.ReaderError as error:
         line = marked.count("\n", 0, error.position) + 1
         raise ConfigErrors.single("holds a character that YAML forbids", line=line) from None
-    except RecursionError:
-        raise ConfigErrors.single("is nested too deeply") from None
     if node is None:
         raise ConfigErrors.single("is empty")
     return node
@@ -112,16 +114,18 @@ class _Reader:
 
     def read(self, node: yaml.Node, place: Place) -> object:
         self._tree.lines.setdefault(place, node.start_mark.line + 1)
-        self._values += 1
-        if self._values > _MAX_VALUES or len(place) > _MAX_DEPTH:
-            line = node.start_mark.line + 1
-            raise ConfigErrors.single("is nested too deeply, or aliases grow too large", line=line)
+        self._count(node, len(place))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*place, i)) for i, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node, place)
+
+    def _count(self, node: yaml.Node, depth: int) -> None:
+        self._values += 1
+        if self._values > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise ConfigErrors.single(_TOO_MUCH, line=node.start_mark.line + 1)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -159,9 +163,7 @@ class _Reader:
                 message = "'<<' takes a mapping or a list of them"
                 self._tree.faults.append(Fault(each.start_mark.line + 1, path_of(place), message))
                 continue
-            self._values += 1
-            if self._values > _MAX_VALUES:
-                raise ConfigErrors.single("has aliases that grow too large")
+            self._count(each, len(place))
             merged = {**self._mapping(each, place), **merged}
         return merged
 

@@ -1,0 +1,459 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.adapters.sim_job import FAULTS
+from forebay.gateway.config import load
+from forebay.gateway.config.errors import ConfigErrors, Fault
+from forebay.gateway.config.sections import Config, Drain, Endpoint, Pool, Timeouts
+from forebay.gateway.keys import digest_of
+
+MINIMAL = """\
+version: 1
+pools:
+  - name: main
+    models: [m]
+    endpoints:
+      - {name: e, engine: sim}
+"""
+
+
+def errors(text: str, env: dict[str, str] | None = None) -> list[tuple[int, str, str]]:
+    with pytest.raises(ConfigErrors) as caught:
+        load.read(text, env or {})
+    return [(each.line, each.path, each.message) for each in caught.value.errors]
+
+
+def with_line(line: str) -> str:
+    """The minimal file with a seventh line."""
+    return MINIMAL + line + "\n"
+
+
+def test_the_smallest_file_gets_every_default():
+    endpoint = Endpoint(name="e", engine="sim")
+    pool = Pool(name="main", models={"m": "m"}, endpoints=(endpoint,))
+    assert load.read(MINIMAL, {}) == Config(version=1, pools=(pool,))
+
+
+def test_a_path_is_a_file_and_a_str_or_bytes_is_its_content(tmp_path: Path):
+    file = tmp_path / "forebay.yaml"
+    file.write_text(MINIMAL, encoding="utf-8-sig")
+    assert load.read(file) == load.read(MINIMAL) == load.read(file.read_bytes())
+
+
+def test_units_become_numbers():
+    config = load.read(with_line("server: {max_body: 1MiB, drain: {notice: 500ms, limit: 2m}}"))
+    assert (config.server.max_body, config.server.drain) == (1 << 20, Drain(notice=0.5, limit=120))
+
+
+def test_python_code_gives_durations_in_seconds():
+    assert Timeouts(connect=0.25).connect == 0.25
+    assert Timeouts.model_validate({"connect": "250ms"}).connect == 0.25
+
+
+def test_names_of_models_map_to_the_engines_names():
+    text = MINIMAL.replace("[m]", "[a, {b: engine-b}, {c: }]".replace("{c: }", "c"))
+    assert load.read(text).pools[0].models == {"a": "a", "b": "engine-b", "c": "c"}
+    text = text.replace("    models", "    engine_model: e/x\n    models")
+    assert load.read(text).pools[0].models == {"a": "e/x", "b": "engine-b", "c": "e/x"}
+    text = MINIMAL.replace("[m]", "{a: x, b: y}")
+    assert load.read(text).pools[0].models == {"a": "x", "b": "y"}
+
+
+@pytest.mark.parametrize(
+    ("models", "place", "message"),
+    [
+        ("m", "", "must be a list of names and {caller's name: engine's name} maps"),
+        ("[[m]]", "", "must be a list of names and {caller's name: engine's name} maps"),
+        ("[1]", "", "must be a list of names and {caller's name: engine's name} maps"),
+        ("[{}]", "", "must be a list of names and {caller's name: engine's name} maps"),
+        ("[]", "", "needs at least one entry"),
+        ("[{a: 1}]", ".a", "must be a text; put '1' in quotes"),
+        ("[{a: }]", "[0].a", "has no value; give it one, or leave the key out"),
+        ("['']", "", "must have at least 1 character"),
+    ],
+)
+def test_models_must_be_names_or_maps(models: str, place: str, message: str):
+    told = errors(MINIMAL.replace("[m]", models))
+    assert (4, f"pools[0].models{place}", message) in told
+
+
+def test_plain_words_mean_what_yaml_1_2_says():
+    text = MINIMAL.replace("[m]", "[no, on, 1:30, 2024-01-01, 1_000, 0x1F]")
+    assert list(load.read(text).pools[0].models) == [
+        "no",
+        "on",
+        "1:30",
+        "2024-01-01",
+        "1_000",
+        "0x1F",
+    ]
+
+
+def test_anchors_and_merge_keys_work():
+    text = """\
+version: 1
+pools:
+  - name: a
+    models: [a]
+    endpoints: [{name: a, engine: sim}]
+    timeouts: &slow {connect: 5s, idle: 2m}
+  - name: b
+    models: [b]
+    endpoints: [{name: b, engine: sim}]
+    timeouts: {<<: *slow, idle: 3m}
+"""
+    assert load.read(text).pools[1].timeouts == Timeouts(connect=5, idle=180)
+
+
+# ${NAME}
+
+
+def test_the_environment_fills_values_quoted_or_not():
+    text = with_line('server: {port: ${PORT}, admin: {key: ${KEY}}, host: "${A}.${B}"}')
+    server = load.read(text, {"PORT": "9000", "KEY": "s3", "A": "1", "B": "2"}).server
+    assert server.admin is not None
+    assert server.admin.key is not None
+    assert (server.port, server.host, server.admin.key.get_secret_value()) == (9000, "1.2", "s3")
+
+
+def test_a_value_from_the_environment_cannot_change_the_structure():
+    value = "x, admin: {host: evil}"
+    assert load.read(with_line("server: {host: ${HOST}}"), {"HOST": value}).server.host == value
+    assert (
+        load.read(with_line("server: {host: ${A}}"), {"A": "${B}", "B": "x"}).server.host == "${B}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("${NOPE}", "environment variable NOPE is not set"),
+        ("${no-name}", "'${no-name}' does not hold a variable's name"),
+        ("${}", "'${}' does not hold a variable's name"),
+        ("'${NOPE'", "has '${' without '}' or a name; write ${NAME}"),
+    ],
+)
+def test_a_reference_that_cannot_be_filled_is_an_error(value: str, message: str):
+    assert errors(with_line(f"server: {{host: {value}}}")) == [(7, "server.host", message)]
+
+
+def test_a_reference_is_no_key():
+    assert errors(with_line("${A}: 1"), {"A": "server"}) == [
+        (7, "", "has a key that is not a plain name")
+    ]
+
+
+@pytest.mark.parametrize("secret", ["hunter2 !", "http://hunter2:x", "sha256:hunter2", "9hunter2"])
+def test_values_from_the_environment_stay_out_of_messages_and_reprs(secret: str):
+    keys = ["max_body", "max_header", "port", "metrics", "drain", "keep_alive", "admin"]
+    text = with_line("server: {" + ", ".join(f"{key}: ${{S}}" for key in keys) + "}")
+    text += "telemetry: {otlp: ${S}, sample: ${S}, log_level: ${S}, log_requests: ${S}}\n"
+    text += "tenants: [{name: ${S}, keys: [${S}], models: [${S}]}, {name: ${S}, keys: [${S}]}]\n"
+    text = text.replace("engine: sim", "engine: ${S}, url: ${S}, sim: {fault: ${S}}").replace(
+        "[m]", "[${S}, ${S}]"
+    )
+    with pytest.raises(ConfigErrors) as caught:
+        load.read(text, {"S": secret})
+    assert len(caught.value.errors) > 14
+    assert "hunter2" not in str(caught.value)
+    admin = load.read(with_line("server: {admin: {key: ${S}}}"), {"S": "hunter2"}).server.admin
+    assert "hunter2" not in repr(admin)
+
+
+# what is wrong, and where
+
+
+def test_all_errors_are_told_at_once():
+    text = """\
+version: 2
+server: {prot: 1, max_body: 32Mib, drain: {notice: 5}, admin: {port: true, key: ${NOPE}}}
+state: {url: redis://localhost}
+pools:
+  - name: llama
+    name: x
+    models: [llama-3-8b, {llama-3-8b: other}]
+    order: ml
+    endpoints:
+      - {name: vllm-0, engine: vlm, url: ftp://10.0.0.1:8000/, max_in_flight: 0}
+      - {name: vllm-0, engine: vllm}
+tenants:
+  - {name: acme, limits: {}, keys: ["sha256:aab2"], models: [lama-3-8b]}
+telemetry: {otlp: , sample: 1000%, log_requests: maybe}
+"""
+    sizes = "B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
+    engines = "vllm, sglang, trtllm, llamacpp, openai, sim"
+    assert errors(text) == [
+        (1, "version", "'2' is not one of 1"),
+        (2, "server.admin.key", "environment variable NOPE is not set"),
+        (2, "server.admin.port", "must not be true or false"),
+        (2, "server.drain.notice", "'5' has no unit; write one of ms, s, m, h, d after it"),
+        (2, "server.max_body", f"'Mib' in '32Mib' is no unit here; use one of {sizes}"),
+        (2, "server.prot", "is no known key; did you mean 'port'?"),
+        (3, "state", "is not in this version"),
+        (6, "pools[0].name", "stands twice, first in line 5"),
+        (
+            7,
+            "pools[0].models[1]",
+            "the model 'llama-3-8b' stands twice, first at pools[0].models[0]",
+        ),
+        (8, "pools[0].order", "'ml' is not in this version; use fcfs"),
+        (
+            10,
+            "pools[0].endpoints[0].engine",
+            f"'vlm' is not one of {engines}; did you mean 'vllm'?",
+        ),
+        (10, "pools[0].endpoints[0].max_in_flight", "must be greater than or equal to 1"),
+        (10, "pools[0].endpoints[0].url", "must be an address such as http://10.0.0.1:8000"),
+        (
+            11,
+            "pools[0].endpoints[1].name",
+            "the name 'vllm-0' stands twice, first at pools[0].endpoints[0].name",
+        ),
+        (11, "pools[0].endpoints[1].url", "is missing; only 'engine: sim' can do without"),
+        (13, "tenants[0].keys[0]", "has 4 digits after 'sha256:', not 64; paste the whole line"),
+        (13, "tenants[0].limits", "is not in this version"),
+        (
+            13,
+            "tenants[0].models[0]",
+            "no pool has the model 'lama-3-8b'; did you mean 'llama-3-8b'?",
+        ),
+        (14, "telemetry.log_requests", "must be true or false"),
+        (14, "telemetry.otlp", "has no value; give it one, or leave the key out"),
+        (14, "telemetry.sample", "must be less than or equal to 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (0, "", "is empty")),
+        ("# only a comment", (0, "", "is empty")),
+        ("[]", (1, "", "must be a mapping")),
+        ("version", (1, "", "must be a mapping")),
+        ("a: [1\nb: 2", (2, "", "is no YAML: expected ',' or ']', but got ':'")),
+        ("a: *b", (1, "", "is no YAML: found undefined alias 'b'")),
+        ("a: 1\n--- \nb: 2", (2, "", "is no YAML: but found another document")),
+        ("a: \x01", (1, "", "holds a character that YAML forbids")),
+        ("a: \ue000", (0, "", "holds a private-use character (U+E000 or U+E001)")),
+        ("a: &a [*a]", (1, "", "is nested too deeply, or its aliases grow too large")),
+        ("[" * 800, (0, "", "is nested too deeply, or its aliases grow too large")),
+    ],
+)
+def test_what_is_no_yaml_mapping_is_refused(text: str, expected: tuple[int, str, str]):
+    assert errors(text) == [expected]
+
+
+def test_aliases_cannot_eat_the_memory():
+    layers = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    layers += [
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    [(_, path, message)] = errors("\n".join(layers))
+    assert (path, message) == ("", "is nested too deeply, or its aliases grow too large")
+
+
+def test_merge_keys_cannot_eat_the_memory():
+    layers = ["- &a {x: 1}"]
+    layers += [
+        f"- &{b} {{<<: [{', '.join([f'*{a}'] * 10)}]}}"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    [(_, _, message)] = errors("\n".join(layers))
+    assert message == "is nested too deeply, or its aliases grow too large"
+
+
+def test_a_merge_key_that_holds_itself_is_refused():
+    assert errors("a: &a\n  <<: *a")[0][2] == "is nested too deeply, or its aliases grow too large"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read: no such file or directory"), (b"\xff", "is not UTF-8 text")],
+)
+def test_a_file_that_cannot_be_read_is_a_config_error(
+    tmp_path: Path, content: bytes | None, message: str
+):
+    file = tmp_path / "x.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigErrors) as caught:
+        load.read(file)
+    assert caught.value.errors == (Fault(0, "", message),)
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "message"),
+    [
+        ("server:", "server", "has no value; give it one, or leave the key out"),
+        ("tenants:", "tenants", "has no value; give it one, or leave the key out"),
+        ("server: 5", "server", "must be a mapping"),
+        ("server: {host: 5}", "server.host", "must be a text; put '5' in quotes"),
+        ("server: {port: x}", "server.port", "must be a whole number"),
+        ("server: {port: 1.5}", "server.port", "must be a whole number"),
+        ("server: {port: 70000}", "server.port", "must be less than or equal to 65535"),
+        ("server: {port: [1]}", "server.port", "must be a whole number"),
+        ("server: {host: !x y}", "server.host", "has a YAML tag that has no meaning here"),
+        (
+            "server: {metrics: admin}",
+            "server.metrics",
+            "is 'admin', but there is no 'admin' section",
+        ),
+        ("server: {admin: {port: 8080}}", "server.admin.port", "is the port of the server itself"),
+        ("server: {admin: {key: ''}}", "server.admin.key", "is empty"),
+        ("server: {workers: 2}", "server.workers", "is not in this version"),
+        ("tenants: {}", "tenants", "must be a list"),
+        (
+            "telemetry: {otlp: localhost}",
+            "telemetry.otlp",
+            "must be an address such as http://10.0.0.1:8000",
+        ),
+        ("<<: 5", "", "'<<' takes a mapping or a list of them"),
+        ("? [a]\n: 1", "", "has a key that is not a plain name"),
+        ("sla: {}", "sla", "is not in this version"),
+        ("experiments: []", "experiments", "is not in this version"),
+        ("telemtry: {}", "telemtry", "is no known key; did you mean 'telemetry'?"),
+        ("zzz: {}", "zzz", "is no known key"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line(line: str, path: str, message: str):
+    assert errors(with_line(line)) == [(7, path, message)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "message"),
+    [
+        ("engine: sim", ".name", "is missing"),
+        (
+            "name: e/1, engine: sim",
+            ".name",
+            "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or a digit",
+        ),
+        ("name: 1, engine: sim", ".name", "must be a text; put '1' in quotes"),
+        (
+            "name: e, engine: vllm, url: http://h, sim: {seed: 1}",
+            ".sim",
+            "is for an embedded engine: 'engine: sim' without a url",
+        ),
+        (
+            "name: e, engine: sim, sim: {fault: sulk}",
+            ".sim.fault",
+            f"no fault 'sulk': take one of {', '.join(FAULTS)}",
+        ),
+        (
+            "name: e, engine: sim, sim: {fault: 'cut:2'}",
+            ".sim.fault",
+            "fault 'cut:2': the share after the colon must be a number from 0 to 1",
+        ),
+        (
+            "name: e, engine: sim, sim: {profile: '${S}'}",
+            ".sim.profile",
+            "the value from the environment is no profile",
+        ),
+        ("name: e, engine: sim, role: decode", ".role", "is not in this version"),
+        (
+            "name: e, engine: sim, max_inflight: 1",
+            ".max_inflight",
+            "is no known key; did you mean 'max_in_flight'?",
+        ),
+        (
+            "name: e, engine: openai, url: 'http://h', key: 'a b'",
+            ".key",
+            "must be visible ASCII characters without spaces or line ends",
+        ),
+    ],
+)
+def test_a_wrong_endpoint_is_named(entry: str, key: str, message: str):
+    text = MINIMAL.replace("name: e, engine: sim", entry)
+    assert errors(text, {"S": "hunter2"}) == [(6, f"pools[0].endpoints[0]{key}", message)]
+
+
+@pytest.mark.parametrize("key", ["prefix", "sla", "watermarks"])
+def test_a_pools_later_keys_are_refused(key: str):
+    assert errors(with_line(f"    {key}: {{}}")) == [
+        (7, f"pools[0].{key}", "is not in this version")
+    ]
+
+
+@pytest.mark.parametrize("order", ["ml", "sjf", "fair", "hrrn", "edf"])
+def test_later_orders_are_refused(order: str):
+    message = f"'{order}' is not in this version; use fcfs"
+    assert errors(with_line(f"    order: {order}")) == [(7, "pools[0].order", message)]
+
+
+@pytest.mark.parametrize("key", ["limits", "plan", "weight", "fail", "sla"])
+def test_a_tenants_later_keys_are_refused(key: str):
+    line = f"tenants: [{{name: a, keys: ['{digest_of('fb_x')}'], {key}: 1}}]"
+    assert errors(with_line(line)) == [(7, f"tenants[0].{key}", "is not in this version")]
+
+
+def test_one_model_belongs_to_one_pool():
+    pool = "  - {name: two, models: [n, {m: x}], endpoints: [{name: f, engine: sim}]}"
+    message = "the model 'm' stands twice, first at pools[0].models[0]"
+    assert errors(with_line(pool)) == [(7, "pools[1].models[1]", message)]
+
+
+def test_names_of_pools_and_endpoints_stand_once():
+    pool = "  - {name: main, models: [n], endpoints: [{name: e, engine: sim}]}"
+    assert errors(with_line(pool)) == [
+        (
+            7,
+            "pools[1].endpoints[0].name",
+            "the name 'e' stands twice, first at pools[0].endpoints[0].name",
+        ),
+        (7, "pools[1].name", "the name 'main' stands twice, first at pools[0].name"),
+    ]
+
+
+def test_tenants_and_their_keys_stand_once():
+    one, two = digest_of("fb_one"), digest_of("fb_two")
+    shouted = "sha256:" + one[7:].upper()
+    entries = f"{{name: a, keys: ['{one}']}}, {{name: a, keys: ['{two}', '{shouted}']}}"
+    tenants = f"tenants: [{entries}]"
+    assert errors(with_line(tenants)) == [
+        (7, "tenants[1].keys[1]", "the key stands twice, first at tenants[0].keys[0]"),
+        (7, "tenants[1].name", "the name 'a' stands twice, first at tenants[0].name"),
+    ]
+
+
+def test_a_tenant_needs_a_key():
+    assert errors(with_line("tenants: [{name: a, keys: []}]")) == [
+        (7, "tenants[0].keys", "needs at least one entry")
+    ]
+
+
+def test_the_digest_of_the_tenants_own_name_is_refused():
+    line = f"tenants: [{{name: acme, keys: ['{digest_of('acme')}']}}]"
+    message = "is the digest of the tenant's name; anybody can guess that key"
+    assert errors(with_line(line)) == [(7, "tenants[0].keys[0]", message)]
+
+
+KEYS = ["name", "pools", "models", "endpoints", "engine", "url", "keys", "tenants", "server", "x"]
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JUNK)
+@settings(max_examples=150)
+def test_any_yaml_is_a_config_or_config_errors(junk: object):
+    import json
+
+    try:
+        load.read(json.dumps(junk), {})
+    except ConfigErrors as refused:
+        assert refused.errors  # noqa: PT017 - no junk is a whole configuration, but it might be
+
+
+@given(st.text(alphabet="ab:{}[]*&!|>-?'\"%@`#,\n \t$<~0", max_size=40))
+@settings(max_examples=200)
+def test_any_text_is_a_config_or_config_errors(text: str):
+    with pytest.raises(ConfigErrors):
+        load.read(text, {})
