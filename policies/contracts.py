@@ -290,7 +290,12 @@ class Ordering(Protocol):
 
 
 class Filter(Protocol):
-    """Keeps the endpoints that may serve a request."""
+    """Keeps the endpoints that may serve a request.
+
+    An attribute `stable = True` promises that the answer depends on the request's shape and on the
+    views' `name`, `usable`, `models` and `routes` only: it is then remembered for each shape until
+    one of those changes. Without it the filter is asked for every placement.
+    """
 
     name: str
 
