@@ -59,12 +59,12 @@ def drop_control(call: Call, control: frozenset[str], edits: dict[str, bytes]) -
     )
 
 
-def ask_usage(call: Call, edits: dict[str, bytes]) -> None:
+def ask_usage(call: Call, edits: dict[str, bytes], *, continuous: bool = False) -> None:
     """Have the stream end with its usage, keeping the caller's other stream options.
 
-    `continuous_usage_stats` is taken out: without `include_usage` it did nothing, and with ours it
-    would put into each chunk what the caller did not ask for. Options of the wrong type stay, for
-    the engine to refuse.
+    `continuous_usage_stats` is taken out, unless it is said to work without `include_usage` too:
+    there it did nothing, and with ours it would put into each chunk what the caller did not ask
+    for. Options of the wrong type stay, for the engine to refuse.
     """
     if not call.meter_usage or call.route not in USAGE_ROUTES:
         return
@@ -77,6 +77,7 @@ def ask_usage(call: Call, edits: dict[str, bytes]) -> None:
     options = read_object(sent)
     if bytes(options.get("include_usage", b"")) == b"true":
         return
-    options.pop("continuous_usage_stats", None)
+    if not continuous:
+        options.pop("continuous_usage_stats", None)
     options["include_usage"] = msgspec.Raw(b"true")
     edits["stream_options"] = msgspec.json.encode(options)

@@ -32,6 +32,7 @@ _NO_MESSAGES = (
     " /v1/messages/count_tokens for the number"
 )
 _NO_PROMPT = "a prompt to tokenize is missing; send `prompt`"
+_RENAMED = ("prompt", "add_special_tokens", "return_token_strs")
 _OWN_FAULTS = (
     "got exception:",
     "compute error",
@@ -94,16 +95,19 @@ class LlamaCpp:
 
         Raises InvalidRequest for a route, or a form of one, that the server never has.
         """
-        if call.route is Route.TOKENIZE:
-            return _tokenize(call)
-        if call.route is Route.DETOKENIZE:
-            return Translation(call.path, set_model(call), answer=_detokenized)
         if call.route is Route.SCORE:
             raise InvalidRequest(_NO_SCORE, status=404, code="route_not_found")
         edits = set_model(call)
+        if call.route is Route.TOKENIZE:
+            return self._tokenize(call, edits)
         if call.members:
             ask_usage(call, edits)
-        return Translation(call.path, edits, drop_control(call, self.control_fields, edits))
+        return Translation(
+            call.path,
+            edits,
+            drop_control(call, self.control_fields, edits),
+            answer=_detokenized if call.route is Route.DETOKENIZE else None,
+        )
 
     def read_error(self, status: int, body: bytes) -> EngineError:
         """Read an error: most faults of the caller that the server throws are a 500 here."""
@@ -137,23 +141,19 @@ class LlamaCpp:
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:
         """Nothing to do: the slot is freed when the connection closes."""
 
-
-def _tokenize(call: Call) -> Translation:
-    if "messages" in call.members:
-        raise InvalidRequest(_NO_MESSAGES, param="messages")
-    edits = set_model(call)
-    prompt = call.members.get("prompt")
-    if prompt is None:
-        raise InvalidRequest(_NO_PROMPT, param="prompt")
-    edits["content"] = bytes(prompt)
-    special = call.members.get("add_special_tokens")
-    edits["add_special"] = b"true" if special is None else bytes(special)
-    pieces = call.members.get("return_token_strs")
-    if pieces is not None and bytes(pieces) == b"true":
-        edits["with_pieces"] = b"true"
-    own = ("prompt", "add_special_tokens", "return_token_strs", "content", "add_special")
-    dropped = tuple(name for name in own if name in call.members and name not in edits)
-    return Translation(call.path, edits, dropped, answer=_tokenized)
+    def _tokenize(self, call: Call, edits: dict[str, bytes]) -> Translation:
+        members = call.members
+        if "messages" in members:
+            raise InvalidRequest(_NO_MESSAGES, param="messages")
+        if "prompt" not in members:
+            raise InvalidRequest(_NO_PROMPT, param="prompt")
+        edits["content"] = bytes(members["prompt"])
+        edits["add_special"] = bytes(members.get("add_special_tokens", b"true"))
+        if bytes(members.get("return_token_strs", b"")) == b"true":
+            edits["with_pieces"] = b"true"
+        renamed = tuple(name for name in _RENAMED if name in members)
+        dropped = drop_control(call, self.control_fields, edits)
+        return Translation(call.path, edits, renamed + dropped, answer=_tokenized)
 
 
 def _tokenized(body: bytes) -> bytes:

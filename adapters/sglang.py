@@ -8,6 +8,7 @@ ever sent.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
     from .base import Call, EngineError, Target
+    from .errors import ErrorBody
     from .loose import Members
 
 _IDENTIFIED = frozenset((Route.CHAT, Route.COMPLETIONS))
@@ -32,6 +34,10 @@ _IDENTIFIED = frozenset((Route.CHAT, Route.COMPLETIONS))
 _PRIORITISED = frozenset((Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.EMBEDDINGS))
 _SALTED = frozenset((Route.CHAT, Route.COMPLETIONS, Route.RESPONSES))
 _ID_LENGTH = 32
+_NO_EMBEDDINGS = "This model does not appear to be an embedding model"
+"""The route is there whatever the model is; this is how it says that it is of no use."""
+_TRACE = '\n\n  File "'
+"""What follows in a message are the engine's own source paths."""
 
 
 class SGLang:
@@ -107,7 +113,7 @@ class SGLang:
         edits = set_model(call)
         route = call.route
         if call.members:
-            ask_usage(call, edits)
+            ask_usage(call, edits, continuous=True)
             if route in _IDENTIFIED:
                 edits["rid"] = b'"%b"' % call.request_id.encode()
             elif route is Route.RESPONSES:
@@ -126,11 +132,10 @@ class SGLang:
         )
 
     def read_error(self, status: int, body: bytes) -> EngineError:
-        """Read an error: 501 here is about the request's fields, not about the route."""
+        """Read an error: 501 is about the request's fields, and a 400 may be about the route."""
         said = errors.read_body(status, body)
-        if status == 501 and said.shaped:
-            return errors.error_of(Verdict.NEUTRAL, said)
-        return errors.error_of(errors.judge(status, said), said)
+        said = replace(said, message=said.message.partition(_TRACE)[0])
+        return errors.error_of(_judge(status, said), said)
 
     async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
         """Ask for readiness, models, version, limit and, where metrics have it, start time."""
@@ -173,6 +178,14 @@ class SGLang:
             return
         for rid in (request_id, f"resp_{request_id}"):
             await tell(http, target, "/abort_request", msgspec.json.encode({"rid": rid}))
+
+
+def _judge(status: int, said: ErrorBody) -> Verdict:
+    if status == 501 and said.shaped:
+        return Verdict.NEUTRAL
+    if status == 400 and said.message.startswith(_NO_EMBEDDINGS):
+        return Verdict.MISSING_ROUTE
+    return errors.judge(status, said)
 
 
 def _callable_name(card: ModelCard) -> ModelCard:

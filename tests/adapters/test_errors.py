@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.adapters.base import EngineError, Verdict
@@ -147,6 +147,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(status=st.integers(100, 599), body=st.binary() | JSON.map(encode))
 def test_no_answer_makes_the_reader_raise(status: int, body: bytes):
     error = read_error(status, body)

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.adapters.metrics_text import read_highest, read_share, read_total, read_values
@@ -61,6 +61,7 @@ def test_a_share_stays_within_its_bounds():
     assert read_share(b"", b"use") is None
 
 
+@settings(deadline=None)
 @given(text=st.binary(), name=st.sampled_from([b"a", b"up", b"vllm:x"]))
 def test_no_text_makes_the_reader_raise(text: bytes, name: bytes):
     values = read_values(text + b"\n" + name + b'{x="' + text, name)
@@ -68,6 +69,7 @@ def test_no_text_makes_the_reader_raise(text: bytes, name: bytes):
     assert all(math.isfinite(value) for value in values)
 
 
+@settings(deadline=None)
 @given(
     labels=st.dictionaries(st.sampled_from(["a", "b"]), st.text(), min_size=1),
     value=st.floats(allow_nan=False, allow_infinity=False),
