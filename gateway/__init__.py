@@ -1,6 +1,6 @@
-"""Gateway: what does the caller see?
+"""Answer the question: what does the caller see.
 
-The path of a request starts in `app`: `protocol` reads it, `intake` checks it, `exchange` carries
+The path of a request starts in `app`: `protocol` reads it, `intake` checks it, `relay` carries
 it through queue, placement, engine and back, and settles it once. May import every other folder
 but `kernels`.
 """

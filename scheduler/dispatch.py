@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import InvalidRequest, Overloaded, Placement
 from forebay.policies.filter_capability import has_model, has_route
+from forebay.policies.filter_room import Room
 from forebay.policies.heap import Heap
 
 from .window import SlidingCount
@@ -75,6 +76,7 @@ class Dispatcher:
         self._ordering = ordering
         self._stable = [f for f in filters if getattr(f, "stable", False)]
         self._moving = [f for f in filters if not getattr(f, "stable", False)]
+        self._limited = any(isinstance(f, Room) for f in filters)
         self._scores = list(scores)
         self._pick = pick
         self._rng = rng
@@ -123,6 +125,11 @@ class Dispatcher:
                 view.in_flight += 1
                 view.in_flight_tokens += placement.tokens
         self._eligible.clear()
+
+    def set_limits(self, *, max_requests: int, max_bytes: int) -> None:
+        """Change what may wait; what waits already stays."""
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
 
     def submit(self, request: Request, now: float) -> Placement | None:
         """Place a request, or queue it (None).
@@ -240,13 +247,26 @@ class Dispatcher:
     def _fill(self, now: float) -> list[Placement]:
         """Hand out whatever room there is."""
         placements: list[Placement] = []
-        while len(self._ordering):
-            request = self._ordering.next(now, lambda r: bool(self._candidates(r, now)))
+        found: dict[str, Sequence[EndpointView]] = {}
+
+        def fits(request: Request) -> bool:
+            candidates = self._candidates(request, now)
+            if candidates:
+                found[request.id] = candidates
+            return bool(candidates)
+
+        while len(self._ordering) and not self._full():
+            request = self._ordering.next(now, fits)
             if request is None:
                 break
             self._forget(request.id)
-            placements.append(self._place(request, self._candidates(request, now), now))
+            placements.append(self._place(request, found[request.id], now))
+            found.clear()
         return placements
+
+    def _full(self) -> bool:
+        """Tell, without asking anybody, that nothing waiting can move: no endpoint has room."""
+        return self._limited and not any([view.room > 0 for view in self.endpoints.values()])
 
     def _forget(self, request_id: str) -> Request | None:
         request = self._deadlines.remove(request_id)

@@ -1,0 +1,344 @@
+"""The application: where a request's path begins.
+
+    protocol   reads a message off a connection and asks `App.admit` about its head
+    App.admit  route, key, room in memory                                    404 405 401 429
+    App.serve  local answers (models, health, metrics), or:
+    intake     body -> Inbound (model, pool, Request)                        400 403 404 415
+    meter      reserve(request) -> lease                                     429
+    Relay      queue -> placement -> engine -> bytes back                    429 502 503 504
+    App.settled  the one outcome: lease, metrics, access log, trace
+
+Only this module and `server` know all the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from forebay.adapters.base import Call
+from forebay.policies.contracts import (
+    ForebayError,
+    InvalidRequest,
+    Overloaded,
+    Rejected,
+    Request,
+    Route,
+    Unauthorized,
+)
+from forebay.scheduler.length import LengthFeatures
+
+from . import intake
+from .dialects import dialect_of_path
+from .ids import Ids, callers_id
+from .messages import Refusal
+from .relay import Relay
+from .stored import StoredResponses
+from .wire import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forebay.gateway.config.sections import Config, Tenant
+    from forebay.policies.contracts import Outcome
+
+    from .dialects import Seen
+    from .intake import Inbound
+    from .keys import Keys
+    from .local import LocalAnswers
+    from .messages import Guest, Message, Responder
+    from .meter import Meter
+    from .pools import Endpoint, Pool
+    from .telemetry.traces import RequestTrace, Tracing
+
+_ROUTES: dict[str, Route] = {route.value: route for route in Route}
+_STORED = Route.RESPONSES.value + "/"
+_STORED_METHODS = {"": ("GET", "DELETE"), "cancel": ("POST",), "input_items": ("GET",)}
+_NO_CACHE = (b"cache-control", b"no-cache")
+_MAX_ACCEPT = 256
+
+
+class Observer(Protocol):
+    """Takes note of what happens; never waits. The telemetry implements it."""
+
+    tracing: Tracing
+
+    def settled(self, outcome: Outcome, trace: RequestTrace) -> None:
+        """Note how one call ended."""
+        ...
+
+    def stripped(self, pool: str, field: str) -> None:
+        """Note a control field taken out of a caller's request."""
+        ...
+
+    def retry_refused(self, pool: str) -> None:
+        """Note a retry that the budget did not allow."""
+        ...
+
+
+class App:
+    """Answers messages; the host of the server protocol."""
+
+    def __init__(  # noqa: PLR0913 - the one place where everything meets
+        self,
+        config: Config,
+        *,
+        keys: Keys,
+        pools: dict[str, Pool],
+        meter: Meter,
+        observer: Observer,
+        local: LocalAnswers,
+        now: Callable[[], float],
+        abort: Callable[[Endpoint, str], None],
+    ) -> None:
+        self.now = now
+        """Loop time."""
+        self.active: set[Relay] = set()
+        """Calls that are not settled."""
+        self.buffered_bytes = 0
+        """Of bodies and held answers, all connections together."""
+        self.abort = abort
+        """Tell an engine to stop, off the path of the call."""
+        self.observer = observer
+        self._meter = meter
+        self._local = local
+        self._ids = Ids()
+        self._sequence = 0
+        self._stored = StoredResponses()
+        self.configure(config, keys=keys, pools=pools)
+
+    def configure(self, config: Config, *, keys: Keys, pools: dict[str, Pool]) -> None:
+        """Take a configuration, all of it in one step."""
+        self.config = config
+        self.pools = pools
+        self.max_answer = config.server.max_answer
+        self._max_buffered = config.server.max_buffered
+        self._keys = keys
+        self._models = {model: pool for pool in pools.values() for model in pool.models}
+
+    # -- messages.Host ---------------------------------------------------------------------------
+
+    def buffered(self, change: int) -> None:
+        """See messages.Host."""
+        self.buffered_bytes += change
+
+    def admit(self, message: Message) -> Refusal | None:
+        """Look at a request's head: does the route exist, is the key good, is there room."""
+        path, method = message.path, message.method
+        try:
+            if path in _ROUTES:
+                if method != "POST":
+                    raise _wrong_method(path, ("POST",))
+            elif not self._admit_other(method, path):
+                return None
+            headers = message.headers
+            tenant = self._keys.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            if tenant is None:
+                raise Unauthorized(
+                    "no valid API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+                )
+            message.tenant = tenant
+            if self.buffered_bytes + (message.length or 0) > self._max_buffered:
+                raise Overloaded("too much is buffered; try again later", retry_after=1.0)
+        except Rejected as error:
+            return self._refusal(error, path)
+        return None
+
+    def _admit_other(self, method: str, path: str) -> bool:
+        """Check what is no plain route; True when it needs a key."""
+        if path.startswith(_STORED):
+            _, _, action = path.removeprefix(_STORED).partition("/")
+            methods = _STORED_METHODS.get(action)
+        else:
+            methods = self._local.methods(path)
+        if methods is None:
+            raise InvalidRequest(
+                f"there is no route {intake.shown(path)}", status=404, code="not_found"
+            )
+        if method not in methods:
+            raise _wrong_method(path, methods)
+        return path.startswith("/v1/")
+
+    def refuse(self, status: int, message: str, path: str) -> Refusal:
+        """See messages.Host."""
+        code = "request_too_large" if status == 413 else "invalid_request"
+        return self._refusal(InvalidRequest(message, status=status, code=code), path)
+
+    def _refusal(self, error: ForebayError, path: str) -> Refusal:
+        headers = list[tuple[bytes, bytes]]()
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        headers.append((b"x-request-id", self._ids.next().encode()))
+        return Refusal(error.status, dialect_of_path(path).body(error), tuple(headers))
+
+    def serve(self, message: Message, responder: Responder) -> Guest | None:
+        """Answer a whole request."""
+        route = _ROUTES.get(message.path)
+        try:
+            if route is not None:
+                inbound = self._read(message, route)
+            elif message.path.startswith(_STORED):
+                inbound = self._read_stored(message)
+            else:
+                tenant = message.tenant
+                return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type] - set by admit
+            relay = Relay(self, inbound, responder)
+            relay.lease = self._meter.reserve(inbound.request)
+        except Rejected as error:
+            refusal = self._refusal(error, message.path)
+            json = (b"content-type", b"application/json")
+            responder.send(refusal.status, (json, *refusal.headers), refusal.body)
+            return None
+        relay.begin(self.now())
+        return relay
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _read(self, message: Message, route: Route) -> Inbound:
+        tenant: Tenant = message.tenant  # type: ignore[assignment] - set by admit
+        body = intake.read_body(message, route)
+        pool, model = intake.choose_pool(intake.model_of(body), self._models, tenant)
+        call = Call(
+            request_id=self._ids.next(),
+            route=route,
+            method="POST",
+            path=message.path,
+            model=pool.engine_model(model),
+            members=body.members,
+            stream=intake.read_stream_flag(body),
+            allow=pool.allow,
+        )
+        inbound = intake.Inbound(pool, tenant, body, call)
+        inbound.model = model
+        if route in intake.USAGE_ROUTES and call.stream and not intake.asks_usage(body):
+            call.meter_usage = inbound.strip_usage = True
+        endpoint = self._pinned(route, body, tenant)
+        self._complete(inbound, message, endpoint)
+        return inbound
+
+    def _pinned(self, route: Route, body: intake.AnyBody, tenant: Tenant) -> str | None:
+        """Return the endpoint that holds the response which this one continues."""
+        if route is not Route.RESPONSES or "previous_response_id" not in body.members:
+            return None
+        previous = body.get("previous_response_id")
+        if previous is None:
+            return None
+        stored = self._stored.find(str(previous), tenant.name, self.now())
+        if stored is None:
+            raise _no_response(str(previous), "previous_response_id")
+        return stored.endpoint
+
+    def _read_stored(self, message: Message) -> Inbound:
+        tenant: Tenant = message.tenant  # type: ignore[assignment] - set by admit
+        name = message.path.removeprefix(_STORED).partition("/")[0]
+        stored = self._stored.find(name, tenant.name, self.now())
+        pool = None if stored is None else self.pools.get(stored.pool)
+        if stored is None or pool is None or stored.model not in pool.models:
+            raise _no_response(name, None)
+        call = Call(
+            request_id=self._ids.next(),
+            route=Route.RESPONSES,
+            method=message.method,
+            path=message.target.decode("latin-1"),
+            model="",
+            members={},
+        )
+        inbound = intake.Inbound(pool, tenant, EMPTY, call)
+        inbound.model = stored.model
+        self._complete(inbound, message, stored.endpoint)
+        return inbound
+
+    def _complete(self, inbound: Inbound, message: Message, endpoint: str | None) -> None:
+        """Fill in the Request, the trace and the ids."""
+        body, call, headers, pool = inbound.body, inbound.call, message.headers, inbound.pool
+        self._sequence += 1
+        inbound.trace = self.observer.tracing.begin(headers.get(b"traceparent"))
+        inbound.shown_id = callers_id(headers.get(b"x-request-id")) or call.request_id
+        inbound.accept = headers.get(b"accept", b"*/*")[:_MAX_ACCEPT].decode("latin-1")
+        inbound.tracestate = headers.get(b"tracestate") if inbound.trace.traceparent else None
+        if call.route is Route.TRANSCRIPTIONS:
+            inbound.content_type = headers[b"content-type"].decode("latin-1")
+        prompt = len(message.body) // intake.BYTES_PER_TOKEN
+        model = call.model or pool.engine_model(inbound.model)
+        features = LengthFeatures(
+            call.route,
+            model,
+            inbound.tenant.name,
+            prompt,
+            intake.output_limit(body),
+            intake.answers(body),
+        )
+        session = headers.get(b"x-forebay-session")
+        inbound.request = Request(
+            id=call.request_id,
+            pool=pool.name,
+            route=call.route,
+            model=model,
+            tenant=inbound.tenant.name,
+            sequence=self._sequence,
+            arrived=message.received,
+            deadline=message.received + pool.section.queue.deadline,
+            prompt_tokens_estimate=prompt,
+            output_tokens_estimate=pool.length.predict(features),
+            uncached_tokens=prompt,
+            body_bytes=len(message.body),
+            stream=call.stream,
+            session=None if session is None else session[:256].decode("latin-1"),
+            endpoint=endpoint,
+        )
+
+    # -- what relays ask for ---------------------------------------------------------------------
+
+    def response_head(
+        self, inbound: Inbound, outcome: Outcome, content_type: bytes, error: ForebayError | None
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers of an answer but for its length."""
+        head = [(b"content-type", content_type), (b"x-request-id", inbound.shown_id.encode())]
+        if content_type.startswith(b"text/event-stream"):
+            head.append(_NO_CACHE)
+        if error is not None and error.retry_after is not None:
+            head.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+        if inbound.tenant.debug_headers:
+            head.append((b"x-forebay-pool", outcome.pool.encode()))
+            if outcome.endpoint:
+                head.append((b"x-forebay-endpoint", outcome.endpoint.encode()))
+            if outcome.placed is not None:
+                waited = (outcome.placed - outcome.received) * 1000
+                head.append((b"x-forebay-queue-ms", b"%.1f" % waited))
+        return head
+
+    def stripped(self, inbound: Inbound, fields: Iterable[str]) -> None:
+        """Count control fields that a caller sent and that went no further."""
+        for field in fields:
+            if field in inbound.call.members:
+                self.observer.stripped(inbound.pool.name, field)
+
+    def settled(self, inbound: Inbound, outcome: Outcome, seen: Seen | None) -> None:
+        """Take the one outcome of a call."""
+        if seen is not None and seen.id and outcome.route == Route.RESPONSES:
+            self._stored.add(
+                seen.id,
+                tenant=outcome.tenant,
+                pool=outcome.pool,
+                endpoint=outcome.endpoint,
+                model=inbound.model,
+                now=outcome.ended,
+            )
+        self.observer.settled(outcome, inbound.trace)
+
+
+def _wrong_method(path: str, methods: Iterable[str]) -> InvalidRequest:
+    allowed = ", ".join(methods)
+    return InvalidRequest(
+        f"{intake.shown(path)} takes {allowed}", status=405, code="method_not_allowed"
+    )
+
+
+def _no_response(name: str, param: str | None) -> InvalidRequest:
+    return InvalidRequest(
+        f"there is no response '{intake.shown(name)}'",
+        status=404,
+        code="response_not_found",
+        param=param,
+    )

@@ -1,0 +1,159 @@
+"""Builds pools and endpoints from a configuration, and keeps across reloads what has not changed.
+
+`build` does whatever can fail and touches nothing that runs; `take` swaps, and cannot fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from forebay.adapters.connections import Connections
+from forebay.adapters.registry import ADAPTERS
+
+from .monitor import Monitor
+from .pools import Endpoint, Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import httpx
+
+    from forebay.adapters.sim import Embedded
+    from forebay.gateway.config import sections
+
+    from .telemetry.metrics import Metrics
+
+Built = list[tuple[Pool, "sections.Pool", list[Endpoint]]]
+"""Pools, old and new, each with its new section and endpoints."""
+
+
+class Assembly:
+    """The live pools of one process."""
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        metrics: Metrics,
+        changed: Callable[[str, str, str], None],
+        control: Callable[[Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self.pools: dict[str, Pool] = {}
+        self._now = now
+        self._metrics = metrics
+        self._changed = changed
+        self._control = control
+        self._monitors: dict[tuple[str, Endpoint], Monitor] = {}
+        self._client: httpx.AsyncClient | None = None
+        self._retired: list[Pool] = []
+
+    def build(self, config: sections.Config) -> Built:
+        """Make what the configuration names; raises ConfigError and changes nothing."""
+        return [self._build_pool(section) for section in config.pools]
+
+    def _build_pool(self, section: sections.Pool) -> tuple[Pool, sections.Pool, list[Endpoint]]:
+        pool = self.pools.get(section.name)
+        known = {} if pool is None else {e.identity: e for e in pool.endpoints.values()}
+        endpoints = [self._build_endpoint(e, section, known) for e in section.endpoints]
+        if pool is None:
+            itl = self._metrics.itl(section.name)
+            pool = Pool(section, seed=hash(section.name), itl=itl, changed=self._changed)
+        return pool, section, endpoints
+
+    def _build_endpoint(
+        self,
+        section: sections.Endpoint,
+        pool: sections.Pool,
+        known: dict[tuple[str, str | None, str, str | None], Endpoint],
+    ) -> Endpoint:
+        key = section.key.get_secret_value() if section.key else None
+        same = known.get((section.name, section.url, section.engine, key))
+        if same is not None and same.section.sim == section.sim:
+            return same
+        if section.url is None:
+            embedded = _embedded(section, pool)
+            return Endpoint(section, pool.health, embedded, embedded=embedded)
+        connections = Connections(
+            section.url,
+            key=key,
+            connect_timeout=pool.timeouts.connect,
+            keep_alive=ADAPTERS[section.engine].keep_alive_s,
+            loop=asyncio.get_running_loop(),
+        )
+        return Endpoint(section, pool.health, connections)
+
+    def take(self, built: Built) -> None:
+        """Swap to what was built: what is the same goes on, the rest starts or stops."""
+        now = self._now()
+        before = self.pools
+        self.pools = {pool.name: pool for pool, _, _ in built}
+        for pool, section, endpoints in built:
+            pool.take(section, endpoints)
+            pool.itl = self._metrics.itl(pool.name)
+        self._retired = [pool for name, pool in before.items() if name not in self.pools]
+        self._watch()
+        for pool in self.pools.values():
+            pool.wake(now)
+
+    def recheck(self) -> None:
+        """Refuse what waits for something that no longer exists."""
+        now = self._now()
+        for pool in self._retired:
+            pool.set_endpoints(())
+            pool.recheck(now)
+        self._retired = []
+        for pool in self.pools.values():
+            pool.recheck(now)
+
+    def _watch(self) -> None:
+        """Start and stop monitors so that each endpoint has one."""
+        wanted = {
+            (pool.name, e): pool for pool in self.pools.values() for e in pool.endpoints.values()
+        }
+        for key in self._monitors.keys() - wanted.keys():
+            self._monitors.pop(key).cancel()
+            key[1].opener.close()
+        for key, pool in wanted.items():
+            if key not in self._monitors:
+                self._monitors[key] = Monitor(pool, key[1], http=self.http, now=self._now)
+
+    def http(self) -> httpx.AsyncClient:
+        """Return the client for control calls; made when first asked for."""
+        if self._client is None:
+            import httpx  # noqa: PLC0415 - takes 100 ms, and embedded engines need none
+
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(5.0), trust_env=False, follow_redirects=False
+            )
+        return self._client
+
+    def abort(self, endpoint: Endpoint, request_id: str) -> None:
+        """Tell an engine to stop, where closing the connection is not enough."""
+        if endpoint.section.engine == "sglang":
+            adapter, target = endpoint.adapter, endpoint.target
+            self._control(lambda: adapter.abort(self.http(), target, request_id))
+
+    async def close(self) -> None:
+        """Stop watching and close what is idle."""
+        for monitor in self._monitors.values():
+            monitor.cancel()
+        await asyncio.gather(*(monitor.closed() for monitor in self._monitors.values()))
+        for pool in self.pools.values():
+            for endpoint in pool.endpoints.values():
+                endpoint.opener.close()
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:
+    """Make an embedded engine that serves whatever the pool sends on."""
+    # Whoever has real engines need not load a make-believe one.
+    from forebay.adapters.sim import Embedded  # noqa: PLC0415
+    from forebay.adapters.sim_engine import SimSettings  # noqa: PLC0415
+
+    sim = section.sim
+    names = tuple(dict.fromkeys(pool.models[m] or pool.engine_model or m for m in pool.models))
+    if sim is None:
+        return Embedded(SimSettings(models=names))
+    return Embedded(SimSettings(models=names, seed=sim.seed, profile=sim.profile, fault=sim.fault))

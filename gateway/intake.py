@@ -1,0 +1,197 @@
+"""From a message to a Request: which pool, which model, how large, whether streamed.
+
+Pure but for the ids: everything that can be wrong with a request is found here, before it costs
+anybody anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
+
+from . import multipart, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from forebay.adapters.base import Call
+    from forebay.gateway.config.sections import Tenant
+    from forebay.policies.contracts import Request
+
+    from .messages import Message
+    from .pools import Pool
+    from .telemetry.traces import RequestTrace
+
+AnyBody = wire.Body | multipart.Form
+
+READ_OR_WRITTEN = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "n",
+        "best_of",
+        "previous_response_id",
+        "store",
+        "priority",
+        "cache_salt",
+        "rid",
+        "request_id",
+        "response_format",
+    }
+)
+"""Members whose repetition would leave open what was meant."""
+USAGE_ROUTES = frozenset({Route.CHAT, Route.COMPLETIONS})
+"""Routes that tell usage in a stream only when asked."""
+BYTES_PER_TOKEN = 4
+"""Rough, and of the whole body: media in base64 count far too much, which errs on the safe side."""
+
+
+class Inbound:
+    """A call that has been read and found well-formed."""
+
+    __slots__ = (
+        "accept",
+        "body",
+        "call",
+        "content_type",
+        "model",
+        "pool",
+        "request",
+        "shown_id",
+        "strip_usage",
+        "tenant",
+        "trace",
+        "tracestate",
+    )
+
+    def __init__(self, pool: Pool, tenant: Tenant, body: AnyBody, call: Call) -> None:
+        self.pool = pool
+        self.tenant = tenant
+        self.body = body
+        self.call = call
+        self.content_type = "application/json"
+        self.strip_usage = False
+        """Only forebay asked for usage: its event is not the caller's."""
+        self.model = ""
+        """The caller's name for the model."""
+        self.shown_id = ""
+        """The id that the caller sees: its own where that is well-formed."""
+        self.accept = "*/*"
+        self.tracestate: bytes | None = None
+        self.trace: RequestTrace
+        self.request: Request
+
+    def headers(self, extra: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+        """Return what goes upstream, by allow-list; `extra` is the adapter's."""
+        headers = [("accept", self.accept), ("accept-encoding", "identity"), *extra]
+        if self.call.method == "POST" and self.body.raw:
+            headers.append(("content-type", self.content_type))
+        if self.trace.traceparent:
+            headers.append(("traceparent", self.trace.traceparent))
+            if self.tracestate:
+                headers.append(("tracestate", self.tracestate.decode("latin-1")))
+        return headers
+
+
+def read_body(message: Message, route: Route) -> AnyBody:
+    """Read a message's body in the shape its route takes."""
+    content_type = message.headers.get(b"content-type", b"application/json")
+    if route is Route.TRANSCRIPTIONS:
+        if not content_type.lower().startswith(b"multipart/form-data"):
+            raise InvalidRequest("send the audio as multipart/form-data", status=415)
+        return multipart.read(message.body, content_type, READ_OR_WRITTEN)
+    if content_type.lower().startswith(b"multipart/"):
+        raise InvalidRequest("send the body as application/json", status=415)
+    return wire.read(message.body, READ_OR_WRITTEN)
+
+
+def model_of(body: AnyBody) -> str | None:
+    """Return the model that a body names; None when it names none."""
+    model = body.get("model")
+    if model is None or (isinstance(model, str) and model):
+        return model
+    raise InvalidRequest("'model' must be a non-empty string", param="model")
+
+
+def choose_pool(model: str | None, models: Mapping[str, Pool], tenant: Tenant) -> tuple[Pool, str]:
+    """Return the pool for a model and the caller's name for it.
+
+    Without a name it is the only pool there is, by its first model.
+    """
+    if model is None:
+        pools = {pool.name: pool for pool in models.values()}
+        if len(pools) != 1:
+            raise InvalidRequest("name a 'model'; GET /v1/models lists them", param="model")
+        (pool,) = pools.values()
+        return pool, next(iter(pool.models))
+    if tenant.models is not None and model not in tenant.models:
+        raise Unauthorized(
+            f"this key may not use the model '{shown(model)}'",
+            status=403,
+            code="model_not_allowed",
+            param="model",
+        )
+    pool = models.get(model)
+    if pool is None:
+        raise InvalidRequest(
+            f"there is no model '{shown(model)}'; GET /v1/models lists them",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return pool, model
+
+
+def shown(text: str) -> str:
+    """Cut and escape a caller's own word for the error that this caller gets."""
+    return text[:64].encode("unicode_escape").decode("ascii")
+
+
+def read_stream_flag(body: AnyBody) -> bool:
+    """Return whether a streamed answer is asked for."""
+    if "stream" not in body.members:
+        return isinstance(body, multipart.Form) and body.get("stream") in ("true", "True", "1")
+    stream = body.get("stream")
+    if stream is None or isinstance(stream, bool):
+        return bool(stream)
+    raise InvalidRequest("'stream' must be true or false", param="stream")
+
+
+def asks_usage(body: AnyBody) -> bool:
+    """Return whether the caller itself asked for usage in the stream."""
+    if "stream_options" not in body.members:
+        return False
+    options: Any = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True  # type: ignore[reportUnknownMemberType] - any JSON
+
+
+def output_limit(body: AnyBody) -> int | None:
+    """Return the most tokens that one answer may have, where the caller says so."""
+    members = body.members
+    for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if key in members:
+            value = body.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return None
+
+
+def answers(body: AnyBody) -> int:
+    """Return how many answers one call asks for: `n` for each prompt."""
+    prompts = 1
+    if "prompt" in body.members:
+        listed = body.get("prompt")
+        if isinstance(listed, list) and listed and not isinstance(listed[0], int):
+            prompts = len(listed)  # type: ignore[reportUnknownArgumentType] - any JSON
+    if "n" not in body.members:
+        return prompts
+    value = body.get("n")
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return min(value, 1024) * prompts
+    return prompts

@@ -1,0 +1,274 @@
+"""The live side of a pool: its endpoints with their connections and health, its queue, who waits.
+
+Whatever changes an endpoint's view goes through here, so that the dispatcher hears of it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from typing import TYPE_CHECKING
+
+from forebay.adapters.base import Load, Target, Verdict
+from forebay.adapters.registry import ADAPTERS
+from forebay.policies.contracts import EndpointView
+from forebay.policies.registry import FILTERS, ORDERINGS, PICKS, SCORES
+from forebay.scheduler.dispatch import Dispatcher
+from forebay.scheduler.health import Health, HealthSettings, State
+from forebay.scheduler.length import ConstantLength, LengthPredictor
+from forebay.scheduler.retry import RetryBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forebay.adapters.base import Opener, Probe
+    from forebay.adapters.sim import Embedded
+    from forebay.gateway.config import sections
+    from forebay.policies.contracts import Placement
+    from forebay.scheduler.health import Change
+
+    from .relay import Relay
+    from .telemetry.histogram import Histogram
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LIMIT = 256
+"""Requests in flight at an endpoint that neither the configuration nor the engine limits."""
+
+
+class Endpoint:
+    """One engine server: how to reach it and how it is."""
+
+    def __init__(
+        self,
+        section: sections.Endpoint,
+        health: sections.Health,
+        opener: Opener,
+        *,
+        embedded: Embedded | None = None,
+    ) -> None:
+        self.section = section
+        self.name = section.name
+        self.embedded = embedded
+        """The engine itself, where it runs in this process: it is asked directly."""
+        self.adapter = ADAPTERS[section.engine]
+        self.opener = opener
+        key = section.key.get_secret_value() if section.key else None
+        self.target = Target(section.name, section.url or "", key)
+        self.health = Health(settings_of(health), optimistic=True)
+        self.probe: Probe | None = None
+        self.view = EndpointView(
+            name=section.name,
+            engine=section.engine,
+            limit=section.max_in_flight or DEFAULT_LIMIT,
+            usable=True,  # until a probe says otherwise: a start must not refuse what comes at once
+        )
+
+    @property
+    def identity(self) -> tuple[str, str | None, str, str | None]:
+        """What must stay the same for an endpoint to outlive a reload."""
+        return (self.name, self.section.url, self.section.engine, self.target.key)
+
+    def configure(self, section: sections.Endpoint) -> None:
+        """Take a reloaded section of the same identity."""
+        self.section = section
+        said = None if self.probe is None else self.probe.limit
+        self.view.limit = section.max_in_flight or said or DEFAULT_LIMIT
+
+    def adopt(self, probe: Probe) -> bool:
+        """Take over what a probe says; True when the engine is a new process."""
+        before, self.probe = self.probe, probe
+        view = self.view
+        if self.section.max_in_flight is None:
+            view.limit = probe.limit or DEFAULT_LIMIT
+        served = frozenset(card.name for card in probe.models)
+        view.models = frozenset() if probe.any_model else served
+        view.routes = probe.routes
+        return (
+            before is not None
+            and before.started is not None
+            and probe.started is not None
+            and probe.started > before.started + 1
+        )
+
+
+def settings_of(section: sections.Health) -> HealthSettings:
+    """Turn the section into what the pure core takes."""
+    return HealthSettings(
+        interval=section.interval,
+        fails=section.fails,
+        successes=section.successes,
+        breaker_fails=section.breaker_fails,
+        breaker_open=section.breaker_open,
+        slow_start=section.slow_start,
+    )
+
+
+def shown_state(endpoint: Endpoint, now: float) -> str:
+    """Name an endpoint's state as metrics and the status do (`telemetry.labels.STATES`)."""
+    health = endpoint.health
+    if health.state is State.UP and health.share(now) < 1:
+        return "returning"
+    return {State.STARTING: "unknown", State.TRIAL: "half_open"}.get(
+        health.state, str(health.state)
+    )
+
+
+class Pool:
+    """The endpoints that serve one model, and the calls that wait for them."""
+
+    def __init__(
+        self,
+        section: sections.Pool,
+        *,
+        seed: int,
+        itl: Histogram,
+        changed: Callable[[str, str, str], None],
+    ) -> None:
+        self.name = section.name
+        self.section = section
+        self.endpoints: dict[str, Endpoint] = {}
+        self.waiting: dict[str, Relay] = {}
+        """Queued calls by request id."""
+        self.itl = itl
+        """Gaps between tokens, of all its streams."""
+        self.allow = frozenset(section.allow_fields)
+        self.length: LengthPredictor = ConstantLength()
+        self.budget = RetryBudget(section.retry.budget)
+        self._changed = changed
+        self.dispatcher = Dispatcher(
+            pool=section.name,
+            ordering=ORDERINGS[section.order](),
+            filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
+            scores=[(SCORES["least_tokens"](), 1.0)],
+            pick=PICKS["seeded"](),
+            rng=Random(seed),  # noqa: S311 - spreads ties, hides nothing
+            max_requests=section.queue.max_requests,
+            max_bytes=section.queue.max_bytes,
+        )
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The names callers may ask for, each with the engine's name for it."""
+        return self.section.models
+
+    def missing_models(self, endpoint: Endpoint) -> str:
+        """Name the pool's models when the endpoint serves none of them; empty when it does."""
+        served = endpoint.view.models
+        names = {self.engine_model(model) for model in self.models}
+        return "" if not served or served & names else ", ".join(sorted(names))
+
+    def engine_model(self, model: str) -> str:
+        """Return the name that is sent on for a caller's."""
+        return self.section.models[model] or self.section.engine_model or model
+
+    def take(self, section: sections.Pool, endpoints: Iterable[Endpoint]) -> None:
+        """Take a reloaded section; the caller calls `wake` after."""
+        if section.retry != self.section.retry:
+            self.budget = RetryBudget(section.retry.budget)
+        self.section = section
+        self.allow = frozenset(section.allow_fields)
+        self.dispatcher.set_limits(
+            max_requests=section.queue.max_requests, max_bytes=section.queue.max_bytes
+        )
+        self.set_endpoints(endpoints)
+        own = {endpoint.name: endpoint for endpoint in section.endpoints}
+        for endpoint in self.endpoints.values():
+            endpoint.configure(own[endpoint.name])
+
+    def recheck(self, now: float) -> None:
+        """Refuse what waits for something that no endpoint has any more."""
+        for request, error in self.dispatcher.recheck(now):
+            relay = self.waiting.pop(request.id, None)
+            if relay is not None:
+                relay.refused(error)
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the endpoints; the caller calls `wake` after."""
+        self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self.dispatcher.set_endpoints(endpoint.view for endpoint in self.endpoints.values())
+
+    def start(self, placements: Iterable[Placement], now: float) -> None:
+        """Send the calls on whose turn has come."""
+        for placement in placements:
+            relay = self.waiting.pop(placement.request.id, None)
+            if relay is None:  # it left in this very turn
+                self.release(placement, now)
+            else:
+                relay.placed(placement, now)
+
+    def release(self, placement: Placement, now: float) -> None:
+        """Give a place back and start whoever is next."""
+        freed = self.dispatcher.release(placement, now)
+        if freed:
+            self.start(freed, now)
+
+    def wake(self, now: float) -> None:
+        """Tell the dispatcher that something about the endpoints has changed."""
+        self.start(self.dispatcher.changed(now), now)
+
+    # -- health ----------------------------------------------------------------------------------
+
+    def judged(self, endpoint: Endpoint, verdict: Verdict, reason: str, now: float) -> None:
+        """Take in what an answer says of its endpoint."""
+        health = endpoint.health
+        if verdict is Verdict.GOOD:
+            change = health.request_succeeded(now)
+        elif verdict is Verdict.BROKEN:
+            change = health.request_failed(now, reason)
+        elif verdict is Verdict.MISCONFIGURED:
+            change = health.misconfigured(now, reason)
+        else:
+            health.good_bytes(now)  # it answers, whatever it says
+            return
+        if change is not None:
+            self.moved(endpoint, change, now)
+
+    def moved(self, endpoint: Endpoint, change: Change, now: float) -> None:
+        """Carry out a change of state: one log line, one metric, and the dispatcher."""
+        logger.warning(
+            "endpoint changed state" if change.new is not State.UP else "endpoint is up",
+            extra={
+                "pool": self.name,
+                "endpoint": endpoint.name,
+                "from": str(change.old),
+                "to": str(change.new),
+                "reason": change.reason,
+            },
+        )
+        self._changed(self.name, endpoint.name, shown_state(endpoint, now))
+        self.refresh(endpoint, now)
+
+    def refresh(self, endpoint: Endpoint, now: float) -> None:
+        """Copy an endpoint's health into its view."""
+        view, health = endpoint.view, endpoint.health
+        usable, share = health.usable, health.share(now)
+        if (usable, share) != (view.usable, view.share):
+            view.usable, view.share = usable, share
+            self.wake(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: breakers half-open, slow starts, deadlines of those who wait."""
+        for endpoint in self.endpoints.values():
+            due = endpoint.health.next_tick(now)
+            if due is not None:
+                change = endpoint.health.tick(now)
+                if change is not None:
+                    self.moved(endpoint, change, now)
+            self.refresh(endpoint, now)
+        deadline = self.dispatcher.next_deadline
+        if deadline is not None and deadline <= now:
+            for request in self.dispatcher.expire(now):
+                relay = self.waiting.pop(request.id, None)
+                if relay is not None:
+                    relay.expired(now)
+
+    def loaded(self, endpoint: Endpoint, load: Load, now: float) -> None:
+        """Take in a load reading."""
+        view = endpoint.view
+        view.running, view.waiting, view.kv_use, view.load_at = (
+            load.running,
+            load.waiting,
+            load.kv_use,
+            now,
+        )

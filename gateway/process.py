@@ -1,0 +1,333 @@
+"""One gateway process: assembles the application, keeps time, reloads, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from forebay import __version__
+from forebay.policies.contracts import ConfigError
+
+from .app import App
+from .assembly import Assembly
+from .chores import Chores
+from .keys import Keys
+from .local import LocalAnswers, Scrape
+from .messages import Limits
+from .meter import Unmetered
+from .protocol import Connections, HttpProtocol, Phase
+from .reload import Watcher
+from .status import take_snapshot
+from .telemetry import logs
+from .telemetry.access_log import AccessLog
+from .telemetry.labels import LabelSpace
+from .telemetry.loop_watch import LoopWatch
+from .telemetry.metrics import Metrics
+from .telemetry.observer import Telemetry
+from .telemetry.writer import LineWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from forebay.gateway.config.sections import Config
+
+    from .telemetry.snapshot import Snapshot
+    from .telemetry.spans import Spans
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.1
+"""Seconds between folds of the telemetry."""
+CHECKS = 0.25
+"""Seconds between looks at time limits; they may be late by as much."""
+SWEEP = 1.0
+BACKLOG = 2048
+
+
+async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> asyncio.Server:
+    """Listen. Raises ConfigError where that address cannot be had."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(factory, host, port, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def limits_of(config: Config) -> Limits:
+    """Return what a connection may do."""
+    server = config.server
+    return Limits(
+        max_body=server.max_body,
+        max_header=server.max_header,
+        header_timeout=server.header_timeout,
+        body_timeout=server.body_timeout,
+        keep_alive=server.keep_alive,
+        client_stall=server.client_stall,
+    )
+
+
+class Process:
+    """Runs until told to stop."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path | None = None,
+        read: Callable[[bytes], Config] | None = None,
+        loaded: bytes | None = None,
+        banner: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._path = path
+        self._read = read
+        self._loaded = loaded
+        self._banner = banner
+        self._started = time.time()
+        self._draining = False
+        self._listening = False
+        self._watcher: Watcher | None = None
+
+    async def run(self) -> int:
+        """Serve; return the exit code."""
+        self._writer = LineWriter(sys.stderr.fileno())
+        logs.configure(self._writer, level=self.config.telemetry.log_level)
+        try:
+            await self._start()
+        except ConfigError as error:
+            logger.error("cannot start", extra={"reason": error.message})  # noqa: TRY400 - our words say it
+            self._writer.close()
+            return 1
+        await self._stopped.wait()
+        await self._drain()
+        self._writer.close()
+        return 0
+
+    # -- starting --------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        self._stopped, self._hurry = asyncio.Event(), asyncio.Event()
+        self._chores = Chores()
+        labels = LabelSpace.from_config(config)
+        metrics = Metrics(labels)
+        self.telemetry = Telemetry(
+            metrics, self._access_log(labels), self._spans(labels), sample=config.telemetry.sample
+        )
+        self._watch = LoopWatch(loop, metrics.loop_pause)
+        self._assembly = Assembly(
+            now=time.monotonic,
+            metrics=metrics,
+            changed=self.telemetry.transition,
+            control=self._chores.put,
+        )
+        self._assembly.take(self._assembly.build(config))
+        self.app = App(
+            config,
+            keys=Keys(config.tenants),
+            pools=self._assembly.pools,
+            meter=Unmetered(),
+            observer=self.telemetry,
+            local=LocalAnswers(
+                snapshot=self.snapshot,
+                scrape=self._scrape if config.server.metrics == "main" else None,
+                created=int(self._started),
+            ),
+            now=time.monotonic,
+            abort=self._assembly.abort,
+        )
+        self.connections = Connections(self.app, limits_of(config), time.monotonic)
+        server = config.server
+        self._listener = await bind(
+            lambda: HttpProtocol(self.connections), server.host, server.port
+        )
+        self._listening = True
+        self._handle_signals(loop)
+        self._watch.start()
+        self._ticking = loop.create_task(self._tick())
+        self._watching = self._start_watcher(loop)
+        self._admin = self._start_admin()
+        gc.collect()
+        gc.freeze()
+        self._announce()
+
+    def _access_log(self, labels: LabelSpace) -> AccessLog | None:
+        return AccessLog(self._writer, labels) if self.config.telemetry.log_requests else None
+
+    def _spans(self, labels: LabelSpace) -> Spans | None:
+        if self.config.telemetry.otlp is None:
+            return None
+        # The SDK takes 100 ms to import, so only who traces pays for it.
+        from .telemetry.spans import otlp_spans  # noqa: PLC0415
+
+        return otlp_spans(self.config.telemetry.otlp, labels, version=__version__)
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _stop(self) -> None:
+        """Drain; told twice, hurry."""
+        if self._stopped.is_set():
+            self._hurry.set()
+        self._stopped.set()
+
+    def _reload(self) -> None:
+        if self._watcher is not None:
+            self._watcher.poke()
+
+    def _start_watcher(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+        if self._path is None or self._read is None:
+            return None
+        self._watcher = Watcher(self._path, apply=self.apply, read=self._read, loaded=self._loaded)
+        return loop.create_task(self._watcher.run())
+
+    def _start_admin(self) -> Any:
+        if self.config.server.admin is None:
+            return None
+        from .admin_server import AdminServer  # noqa: PLC0415 - FastAPI takes 300 ms to import
+
+        return AdminServer.start(self, self.config.server.admin)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._listener.sockets[0].getsockname()[1]
+
+    def _announce(self) -> None:
+        host, port = self.config.server.host, self.port
+        logger.info("listening", extra={"host": host, "port": port, "version": __version__})
+        if self._banner is not None:
+            shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - to be shown
+            self._banner(f"http://{shown}:{port}")
+
+    # -- running ---------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Do what is done by the clock: nothing on the data plane has a timer of its own."""
+        checked = swept = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            try:
+                self.telemetry.flush()
+                if now - checked >= CHECKS:
+                    checked = now
+                    self._check(now)
+                if now - swept >= SWEEP:
+                    swept = now
+                    self.connections.sweep(now)
+            except Exception:
+                logger.exception("tick failed")
+
+    def _check(self, now: float) -> None:
+        for pool in self._assembly.pools.values():
+            pool.tick(now)
+        for relay in tuple(self.app.active):
+            relay.check(now)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the gateway is now; for the loop's thread."""
+        return take_snapshot(
+            self._assembly.pools.values(),
+            now=time.monotonic(),
+            client_connections=len(self.connections.open) if self._listening else 0,
+            buffered_bytes=self.app.buffered_bytes,
+            buffered_limit_bytes=self.config.server.max_buffered,
+            settlements_waiting=self._chores.waiting,
+            config_ok=self._watcher is None or self._watcher.ok,
+            listening=self._listening,
+            draining=self._draining,
+            loop_pause_max_s=self._watch.longest,
+            log_lines_dropped=self._writer.dropped,
+            traces_dropped=self.telemetry.spans.dropped if self.telemetry.spans else 0,
+            version=__version__,
+            started_unix_s=self._started,
+        )
+
+    def _scrape(self, accept: str, scrape: Scrape) -> None:
+        """Render in a thread, and answer on the loop."""
+        snapshot = self.snapshot()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(None, self.telemetry.metrics.render, accept, snapshot)
+
+        def done(rendered: asyncio.Future[tuple[str, bytes]]) -> None:
+            if rendered.cancelled():
+                return
+            error = rendered.exception()
+            if error is not None:
+                logger.error("metrics cannot be rendered", exc_info=error)
+                scrape.failed()
+            else:
+                scrape.rendered(*rendered.result())
+
+        future.add_done_callback(done)
+
+    def apply(self, config: Config) -> None:
+        """Take a new configuration into force, or raise ConfigError and change nothing."""
+        old, new = self.config.server, config.server
+        for key in ("host", "port", "admin", "metrics"):
+            if getattr(old, key) != getattr(new, key):
+                raise ConfigError(f"server.{key} cannot change while running; restart for it")
+        if config.telemetry != self.config.telemetry:
+            raise ConfigError("telemetry cannot change while running; restart for it")
+        built = self._assembly.build(config)
+        self._assembly.take(built)
+        self.config = config
+        self.connections.limits = limits_of(config)
+        self.telemetry.relabel(LabelSpace.from_config(config))
+        self.app.configure(config, keys=Keys(config.tenants), pools=self._assembly.pools)
+        self._assembly.recheck()
+
+    # -- stopping --------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Stop as SIGTERM asks: notice, no more connections, running calls, the rest."""
+        drain = self.config.server.drain
+        self._draining = self.connections.closing = True
+        logger.info("draining", extra={"notice_s": drain.notice, "limit_s": drain.limit})
+        await self._pause(drain.notice)
+        self._listening = False
+        self._listener.close()
+        self.connections.close_idle()
+        limit = time.monotonic() + drain.limit
+        while self._busy() and time.monotonic() < limit and not self._hurry.is_set():
+            await self._pause(0.05)
+        for relay in tuple(self.app.active):
+            relay.drained()
+        await self._end()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
+    def _busy(self) -> bool:
+        """Whether an answer is under way, or a request is being read."""
+        return any(c.phase != Phase.IDLE for c in self.connections.open)
+
+    async def _end(self) -> None:
+        if self._admin is not None:
+            self._admin.stop()
+        tasks = [task for task in (self._ticking, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        self._watch.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not await self._chores.flush(5.0):
+            logger.warning("not all settled", extra={"waiting": self._chores.waiting})
+        await self._chores.close()
+        await self._assembly.close()
+        for connection in tuple(self.connections.open):
+            connection.transport.close()
+        await asyncio.sleep(0.05)  # for the last bytes to go out
+        self.telemetry.close()
+        logger.info("stopped", extra={"unsettled": len(self.app.active)})

@@ -1,0 +1,473 @@
+"""The server side of HTTP/1.1: reads requests off a connection and writes answers to it.
+
+One `asyncio.Protocol` and no task, since a task a request and a wake-up a chunk cost more than all
+the rest of the data plane. Syntax is llhttp's (strict): conflicting lengths, bare line feeds in
+headers and the like never get past it. Pipelined messages are answered in order.
+
+Time limits are kept by `Connections.sweep`, which the server calls once a second: no timer for each
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from email.utils import formatdate
+from enum import IntEnum
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import httptools
+
+from .messages import Guest, Host, Limits, Message, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MAX_URL = 8192
+MAX_HEADERS = 100
+MAX_PIPELINED = 16
+HIGH_WATER, LOW_WATER = 64 << 10, 16 << 10
+"""Bytes waiting for a caller at which the engine's stream is paused and resumed."""
+SWALLOW = 64 << 10
+"""A refused body up to this long is read and dropped, so that the connection can be kept."""
+LINGER = 2.0
+"""Seconds a closed connection goes on reading, lest a reset swallow our last words."""
+DEAF_LIMIT = 1 << 20
+"""Bytes read and dropped on a connection that is being closed."""
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+_ONCE = frozenset({b"authorization", b"x-api-key", b"content-type", b"host", b"x-request-id"})
+"""Headers of which two would leave open which one counts."""
+_JSON = (b"content-type", b"application/json")
+
+
+class Phase(IntEnum):
+    """Where a connection stands, which decides the time limit that applies."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+    ANSWER = 3
+    CLOSING = 4
+
+
+class Connections:
+    """All connections of one listening server, and the clock that they share."""
+
+    def __init__(self, host: Host, limits: Limits, clock: Callable[[], float]) -> None:
+        self.host = host
+        self.limits = limits
+        self.clock = clock
+        self.closing = False
+        """Draining: answers say `connection: close`."""
+        self.open: set[HttpProtocol] = set()
+        self.date = _date()
+        self.opened = 0
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle, slow or stuck for too long."""
+        self.date = _date()
+        for connection in tuple(self.open):
+            connection.check_time(now)
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is under way."""
+        for connection in tuple(self.open):
+            if connection.phase == Phase.IDLE:
+                connection.transport.close()
+
+
+def _date() -> bytes:
+    return b"date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
+
+
+class HttpProtocol(asyncio.Protocol):
+    """One connection of a caller; also the `Responder` of the message being answered on it."""
+
+    def __init__(self, server: Connections) -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._message: Message | None = None  # being read
+        self._pipeline: deque[Message] = deque()  # read, waiting for their turn
+        self._answering: Message | None = None
+        self._guest: Guest | None = None
+        self._body: list[bytes] = []
+        self._size = self._head_bytes = self._dropped = 0
+        self._last = 0.0
+        self._stalled: tuple[float, int] = (0.0, 0)
+        self._deaf = False  # what comes from now on is dropped
+        self._chunked = self._paused_reading = False
+        self.slow = False
+        self.phase = Phase.IDLE
+        self.transport: asyncio.Transport
+        self.peer = ""
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.transport = transport  # type: ignore[assignment] - a TCP server makes no other kind
+        self.transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if peer else "local"
+        self._last = self._server.clock()
+        self._server.open.add(self)
+        self._server.opened += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """See asyncio.Protocol."""
+        self._server.open.discard(self)
+        self.phase = Phase.CLOSING
+        self._drop_body()
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            guest.caller_left()
+        for message in (self._answering, *self._pipeline):
+            self._release(message)
+        self._answering = None
+        self._pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol. A caller that shuts its side down counts as gone."""
+        if self._deaf:
+            self._drop(data)
+            return
+        self._last = self._server.clock()
+        if self._message is None or not self._message.method:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._no_upgrade()
+        except httptools.HttpParserError:
+            self._refuse(400, "the request is not well-formed HTTP/1.1")
+        else:
+            if self._head_bytes > self._server.limits.max_header + MAX_URL and self._in_head():
+                self._refuse(431, "the request's headers are too long")
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.slow = True
+        self._stalled = (self._server.clock(), self.transport.get_write_buffer_size())
+        if self._guest is not None:
+            self._guest.caller_slow()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.slow = False
+        if self._guest is not None:
+            self._guest.caller_ready()
+
+    # -- httptools callbacks ---------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a message with its first byte."""
+        self._message = Message(self._last)
+        if self.phase == Phase.IDLE:
+            self.phase = Phase.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        """Take (a part of) the request target."""
+        if self._message is not None:
+            self._message.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header."""
+        message = self._message
+        if message is None:
+            return
+        name, headers = name.lower(), message.headers
+        if name not in headers:
+            headers[name] = value
+            return
+        headers[name] += b", " + value
+        if name in _ONCE:
+            message.refusal = self._word(400, f"more than one {name.decode('latin-1')} header")
+
+    def on_headers_complete(self) -> None:
+        """Look at the head before any of the body is read."""
+        message = self._message
+        if message is None:
+            return
+        parser, headers = self._parser, message.headers
+        message.method = parser.get_method().decode("latin-1")
+        message.keep_alive = parser.should_keep_alive()
+        message.old = parser.get_http_version() != "1.1"
+        target, _, query = message.target.partition(b"?")
+        message.path, message.query = _path(target), query.decode("latin-1")
+        length = headers.get(b"content-length")
+        if length is not None:
+            message.length = int(length)
+        message.chunked = b"transfer-encoding" in headers
+        self._head_bytes = 0
+        if self.phase == Phase.HEAD:
+            self.phase = Phase.BODY
+        if message.refusal is None:
+            message.refusal = self._check(message) or self._server.host.admit(message)
+        if message.refusal is not None:
+            self._turn_away(message)
+        elif b"expect" in headers and self._answering is None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Take a part of the body."""
+        message = self._message
+        if message is None:
+            return
+        self._size += len(data)
+        if message.refusal is not None:
+            if self._size > SWALLOW:
+                self._hang_up(message)
+            return
+        if self._size > self._server.limits.max_body:
+            message.refusal = self._word(413, self._too_long())
+            self._drop_body()
+            return
+        self._body.append(data)
+        self._server.host.buffered(len(data))
+
+    def on_message_complete(self) -> None:
+        """Hand a whole request on, or line it up behind the one being answered."""
+        message, self._message = self._message, None
+        if message is None:
+            return
+        body, self._body, self._size = self._body, [], 0
+        message.body = body[0] if len(body) == 1 else b"".join(body)
+        self._line_up(message)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _in_head(self) -> bool:
+        return self._message is not None and not self._message.method
+
+    def _check(self, message: Message) -> Refusal | None:
+        headers, limits = message.headers, self._server.limits
+        if len(message.target) > MAX_URL:
+            return self._word(414, "the request's URL is too long")
+        size = sum(map(len, headers)) + sum(map(len, headers.values()))
+        if len(headers) > MAX_HEADERS or size > limits.max_header:
+            return self._word(431, "the request has too many or too long headers")
+        if (message.length or 0) > limits.max_body:
+            return self._word(413, self._too_long())
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return self._word(415, "send the body without content-encoding")
+        if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
+            return self._word(417, "only 'expect: 100-continue' is known")
+        if message.chunked and message.old:
+            return self._word(400, "HTTP/1.0 has no transfer-encoding")
+        return None
+
+    def _too_long(self) -> str:
+        return f"the body is longer than {self._server.limits.max_body} bytes (server.max_body)"
+
+    def _word(self, status: int, text: str) -> Refusal:
+        path = self._message.path if self._message is not None else ""
+        return self._server.host.refuse(status, text, path)
+
+    def _turn_away(self, message: Message) -> None:
+        """Read a short refused body to its end; hang up on a long or a waiting one."""
+        if (message.length or 0) > SWALLOW or b"expect" in message.headers:
+            self._hang_up(message)
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Say what was wrong with the bytes that came, and close."""
+        message = self._message or Message(self._last)
+        message.refusal = self._word(status, text)
+        self._hang_up(message)
+
+    def _hang_up(self, message: Message) -> None:
+        """Answer with the message's refusal when its turn comes, without reading on, and close."""
+        self._message, self._deaf = None, True
+        message.keep_alive = False
+        self._drop_body()
+        self._line_up(message)
+
+    def _no_upgrade(self) -> None:
+        """Serve what has been read, and ignore what the caller would have liked to speak next."""
+        self._deaf = True
+        last = self._pipeline[-1] if self._pipeline else self._answering
+        if last is not None:
+            last.keep_alive = False
+        else:
+            self._close()
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped += len(data)
+        if self._dropped > DEAF_LIMIT and not self._paused_reading:
+            self._paused_reading = True
+            self.transport.pause_reading()
+
+    def _drop_body(self) -> None:
+        if self._body:
+            self._server.host.buffered(-sum(map(len, self._body)))
+            self._body = []
+
+    def _line_up(self, message: Message) -> None:
+        if self._answering is None:
+            self._answer(message)
+            return
+        self._pipeline.append(message)
+        if len(self._pipeline) >= MAX_PIPELINED and not self._paused_reading:
+            self._paused_reading = True
+            self.transport.pause_reading()
+
+    # -- answering: what a guest may call (see messages.Responder) -------------------------------
+
+    def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Give a whole answer."""
+        message = self._answering
+        assert message is not None  # a guest answers once, and only its own message
+        head = self._head(status, headers, message)
+        head.append(b"content-length: %d\r\n\r\n" % len(body))
+        if message.method != "HEAD":
+            head.append(body)
+        self.transport.write(b"".join(head))
+        self._finished(message)
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], data: bytes) -> None:
+        """Begin an answer of unknown length with its first bytes."""
+        message = self._answering
+        assert message is not None
+        self._chunked = not message.old
+        if message.old:
+            message.keep_alive = False
+        head = self._head(status, headers, message)
+        if self._chunked:
+            head.append(b"transfer-encoding: chunked\r\n\r\n")
+            if data:
+                head.append(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            head += (b"\r\n", data)
+        self.transport.write(b"".join(head))
+
+    def write(self, data: bytes) -> None:
+        """Send more of a started answer."""
+        if not data:
+            return
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def finish(self, data: bytes = b"") -> None:
+        """Send the last bytes of a started answer and end it."""
+        message = self._answering
+        assert message is not None
+        if self._chunked:
+            end = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+            self.transport.write(end)
+        elif data:
+            self.transport.write(data)
+        self._finished(message)
+
+    def abort(self) -> None:
+        """Break off: the caller sees the connection close before the end of the answer."""
+        self._guest = None
+        self.transport.abort()
+
+    def forget_body(self) -> None:
+        """Give back the memory of the request's body: it will not be sent again."""
+        self._release(self._answering)
+
+    # -- answering: our own part -----------------------------------------------------------------
+
+    def _answer(self, message: Message) -> None:
+        self.phase = Phase.ANSWER
+        self._answering = message
+        refusal = message.refusal
+        if refusal is not None:
+            self.send(refusal.status, (_JSON, *refusal.headers), refusal.body)
+            return
+        guest = self._server.host.serve(message, self)
+        if self._answering is message:
+            self._guest = guest
+            if guest is not None and self.slow:
+                guest.caller_slow()
+
+    def _head(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], message: Message
+    ) -> list[bytes]:
+        head = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status, self._server.date]
+        head += [b"%b: %b\r\n" % pair for pair in headers]
+        if self._server.closing:
+            message.keep_alive = False
+        if not message.keep_alive:
+            head.append(b"connection: close\r\n")
+        elif message.old:
+            head.append(b"connection: keep-alive\r\n")
+        return head
+
+    def _release(self, message: Message | None) -> None:
+        if message is not None and message.body:
+            self._server.host.buffered(-len(message.body))
+            message.body = b""
+
+    def _finished(self, message: Message) -> None:
+        """Go on with the next message, or close."""
+        self._release(message)
+        self._guest = self._answering = None
+        self._chunked = False
+        self._last = self._server.clock()
+        if not message.keep_alive:
+            self._close()
+        elif self._pipeline:
+            self._next()
+        elif self._message is None:
+            self.phase = Phase.IDLE
+        else:
+            self.phase = Phase.HEAD if self._in_head() else Phase.BODY
+
+    def _next(self) -> None:
+        message = self._pipeline.popleft()
+        if self._paused_reading and len(self._pipeline) < MAX_PIPELINED // 2 and not self._deaf:
+            self._paused_reading = False
+            self.transport.resume_reading()
+        self._answer(message)
+
+    def _close(self) -> None:
+        """Close after what has been written; read on a little if the caller may be sending."""
+        if self.phase == Phase.CLOSING:
+            return
+        self.phase, self._last = Phase.CLOSING, self._server.clock()
+        sending = self._deaf or self._message is not None or bool(self._pipeline)
+        self._deaf = True
+        self._drop_body()
+        if sending and self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def check_time(self, now: float) -> None:
+        """Close this connection if it has overstayed."""
+        phase, limits, since = self.phase, self._server.limits, now - self._last
+        message = self._message
+        if phase == Phase.IDLE and since > limits.keep_alive:
+            self.transport.close()
+        elif phase == Phase.HEAD and message and now - message.received > limits.header_timeout:
+            self._refuse(408, "the request's headers did not come in time")
+        elif phase == Phase.BODY and since > limits.body_timeout:
+            self._refuse(408, "the request's body did not come in time")
+        elif phase == Phase.CLOSING and since > LINGER:
+            self.transport.abort()
+        elif self.slow:
+            self._check_stall(now)
+
+    def _check_stall(self, now: float) -> None:
+        """Break off with a caller that has taken nothing for too long."""
+        since, size = self._stalled
+        waiting = self.transport.get_write_buffer_size()
+        if waiting != size:
+            self._stalled = (now, waiting)
+        elif now - since > self._server.limits.client_stall:
+            self.transport.abort()
+
+
+def _path(target: bytes) -> str:
+    """Normalise a request target to a path; absolute form is allowed (RFC 9112, 3.2.2)."""
+    if target.startswith((b"http://", b"https://")):
+        target = b"/" + target.split(b"/", 3)[3] if target.count(b"/") > 2 else b"/"
+    text = target.decode("latin-1")
+    return unquote(text, errors="replace") if "%" in text else text

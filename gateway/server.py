@@ -1,0 +1,87 @@
+"""The process: sockets, signals, the clock's ticks, reload and drain.
+
+    serve         a configuration file, watched
+    serve_config  a configuration that was made in memory (the demo)
+    serve_engine  one embedded engine on a port
+
+SIGTERM and SIGINT drain: readiness goes, answers say `connection: close`, and after
+`drain.notice` nobody new is let in; what runs has `drain.limit` to end. SIGHUP, or a changed file,
+reloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from forebay.gateway.config import load
+
+from .engine_host import EngineHost
+from .messages import Limits
+from .process import Process, bind
+from .protocol import Connections, HttpProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from forebay.adapters.sim import Embedded
+    from forebay.gateway.config.sections import Config
+
+logger = logging.getLogger(__name__)
+
+
+def serve(path: Path, *, host: str | None = None, port: int | None = None) -> int:
+    """Serve a configuration file until told to stop; `host` and `port` override the file's."""
+    content = path.read_bytes()
+
+    def read(text: bytes) -> Config:
+        return _overridden(load.read(text), host, port)
+
+    process = Process(read(content), path=path, read=read, loaded=content)
+    return uvloop.run(process.run())
+
+
+def serve_config(config: Config, *, banner: Callable[[str], None] | None = None) -> int:
+    """Serve a configuration until told to stop; `banner` is given the address when it listens."""
+    return uvloop.run(Process(config, banner=banner).run())
+
+
+def serve_engine(embedded: Embedded, *, host: str, port: int) -> int:
+    """Serve one embedded engine until told to stop."""
+    return uvloop.run(_run_engine(embedded, host, port))
+
+
+def _overridden(config: Config, host: str | None, port: int | None) -> Config:
+    changes = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    if not changes:
+        return config
+    return config.model_copy(update={"server": config.server.model_copy(update=changes)})
+
+
+async def _run_engine(embedded: Embedded, host: str, port: int) -> int:
+    loop = asyncio.get_running_loop()
+    connections = Connections(EngineHost(embedded), Limits(), time.monotonic)
+    listener = await bind(lambda: HttpProtocol(connections), host, port)
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    address = listener.sockets[0].getsockname()
+    print(f"engine sim: http://{host}:{address[1]}", file=sys.stderr, flush=True)  # noqa: T201 - a server says where it is
+    gc.freeze()
+    while not stop.is_set():
+        connections.sweep(time.monotonic())
+        try:
+            async with asyncio.timeout(1.0):
+                await stop.wait()
+        except TimeoutError:
+            continue
+    listener.close()
+    return 0

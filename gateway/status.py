@@ -1,0 +1,49 @@
+"""Takes a snapshot of the live pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .pools import shown_state
+from .telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .pools import Endpoint, Pool
+
+
+def take_snapshot(pools: Iterable[Pool], *, now: float, **rest: Any) -> Snapshot:
+    """Copy what the pools are; `rest` is the other fields of Snapshot."""
+    return Snapshot(pools=tuple(_pool(pool, now) for pool in pools), **rest)
+
+
+def _pool(pool: Pool, now: float) -> PoolStatus:
+    dispatcher = pool.dispatcher
+    return PoolStatus(
+        name=pool.name,
+        models=tuple(pool.models),
+        endpoints=tuple(_endpoint(endpoint, now) for endpoint in pool.endpoints.values()),
+        queued=dispatcher.queued,
+        queued_bytes=dispatcher.queued_bytes,
+        oldest_wait_s=dispatcher.oldest_wait(now),
+    )
+
+
+def _endpoint(endpoint: Endpoint, now: float) -> EndpointStatus:
+    view, probe = endpoint.view, endpoint.probe
+    return EndpointStatus(
+        name=endpoint.name,
+        engine=view.engine,
+        state=shown_state(endpoint, now),
+        usable=view.usable,
+        in_flight=view.in_flight,
+        limit=view.in_flight + max(0, view.room),
+        in_flight_tokens=view.in_flight_tokens,
+        connections=getattr(endpoint.opener, "open_connections", 0),
+        running=view.running,
+        waiting=view.waiting,
+        kv_use=view.kv_use,
+        load_age_s=None if view.load_at is None else now - view.load_at,
+        version=None if probe is None else probe.version,
+    )

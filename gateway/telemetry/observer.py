@@ -1,0 +1,61 @@
+"""All of the telemetry behind the one seam that the data plane sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .traces import PassOn, Sampler
+
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Outcome
+
+    from .access_log import AccessLog
+    from .labels import LabelSpace
+    from .metrics import Metrics
+    from .spans import Spans
+    from .traces import RequestTrace, Tracing
+
+
+class Telemetry:
+    """Takes outcomes on the loop; `flush`, ten times a second, does what can wait."""
+
+    def __init__(
+        self, metrics: Metrics, log: AccessLog | None, spans: Spans | None, *, sample: float
+    ) -> None:
+        self.metrics = metrics
+        self.spans = spans
+        self.tracing: Tracing = PassOn() if spans is None else Sampler(sample)
+        self._log = log
+        self.stripped = metrics.stripped
+        self.retry_refused = metrics.retry_refused
+        self.transition = metrics.transition
+
+    def settled(self, outcome: Outcome, trace: RequestTrace) -> None:
+        """Note how one call ended."""
+        self.metrics.settled(outcome)
+        if self._log is not None:
+            self._log.add(outcome)
+        if self.spans is not None:
+            self.spans.settled(outcome, trace)
+
+    def flush(self) -> None:
+        """Fold counts and write lines."""
+        self.metrics.fold()
+        if self._log is not None:
+            self._log.flush()
+
+    def relabel(self, labels: LabelSpace) -> None:
+        """Take a reloaded configuration's names."""
+        self.metrics.relabel(labels)
+        if self._log is not None:
+            self._log.relabel(labels)
+        if self.spans is not None:
+            self.spans.labels = labels
+
+    def close(self) -> None:
+        """Hand over all that is left."""
+        self.metrics.fold()
+        if self._log is not None:
+            self._log.close()
+        if self.spans is not None:
+            self.spans.close()

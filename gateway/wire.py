@@ -1,0 +1,238 @@
+"""Read a JSON body lightly and edit its top-level members in place.
+
+The body is parsed once, into top-level members that stay undecoded (`msgspec.Raw`), so a long
+prompt costs a validating skip and no objects. Edits are spliced into the original bytes: whatever
+is not edited goes on exactly as it came, white space and escapes included.
+
+What is refused here, in one place, although some engines take it: NaN and Infinity (no JSON), lone
+surrogates (no Unicode), a byte order mark, nesting deeper than the parser's stack.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.policies.contracts import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_WHITE = b" \t\r\n"
+_SKIP = re.compile(rb"[ \t\r\n]*+")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
+_BOM = b"\xef\xbb\xbf"
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value = msgspec.json.Decoder().decode
+_text = msgspec.json.Decoder(str).decode
+
+
+Span = tuple[str, int, int, int]
+"""A top-level member: its key, where the key and the value begin, and where the value ends."""
+
+_LITERALS = {
+    key: b'"%b"' % key.encode()
+    for key in (
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "seed",
+        "user",
+        "system",
+        "logprobs",
+        "top_logprobs",
+        "metadata",
+    )
+}
+"""The common keys as they are written; others are built as they come."""
+
+
+class Body:
+    """A JSON object as it came, with its top-level members."""
+
+    __slots__ = ("members", "raw", "spans")
+
+    def __init__(
+        self, raw: bytes, members: Mapping[str, msgspec.Raw], spans: Sequence[Span]
+    ) -> None:
+        self.raw = raw
+        self.members = members
+        self.spans = spans
+
+    def get(self, key: str) -> Any:
+        """Decode one member; None when absent or null."""
+        raw = self.members.get(key)
+        return None if raw is None else _value(raw)
+
+    def splice(self, replace: Mapping[str, bytes], drop: Iterable[str] = ()) -> bytes:
+        """Return the body with members replaced, appended or dropped, the rest byte for byte."""
+        dropped = frozenset(drop)
+        if not replace and not dropped:
+            return self.raw
+        kept = [span for span in self.spans if span[0] not in dropped]
+        if len(kept) != len(self.spans):
+            return _rebuild(self.raw, self.spans, kept, replace)
+        return _edit(self.raw, self.spans, replace)
+
+
+EMPTY = Body(b"", {}, ())
+"""Stands for a call without a JSON body."""
+
+
+def read(raw: bytes, known: frozenset[str]) -> Body:
+    """Read a JSON object; `known` names the members whose repetition would be ambiguous to us.
+
+    Raises InvalidRequest, with a message that never holds any of the body.
+    """
+    if not raw.isascii():
+        _check_unicode(raw)
+    try:
+        members = _members(raw)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except msgspec.ValidationError:
+        raise InvalidRequest("the body must be a JSON object") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(_syntax(raw, error)) from None
+    spans = _walk(raw, members)
+    if spans is None:
+        spans = _scan(raw, known)
+    return Body(raw, members, spans)
+
+
+def _check_unicode(raw: bytes) -> None:
+    if raw.startswith(_BOM):
+        raise InvalidRequest("the body starts with a byte order mark; send plain UTF-8")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from None
+
+
+def _syntax(raw: bytes, error: msgspec.DecodeError) -> str:
+    if not raw:
+        return "the body is empty; send a JSON object"
+    text = str(error)
+    place = re.search(r"\(byte (\d+)\)$", text)
+    where = f" (byte {place[1]})" if place else ""
+    return f"the body is not valid JSON{where}; NaN, Infinity and lone surrogates are not either"
+
+
+def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
+    """Find the members of a body written in one of the two usual styles; None for any other.
+
+    Every key and value is compared with the text where it should be. The parser keeps a repeated
+    key's first place and its last value, so a repeated or escaped key ends the walk.
+    """
+    spans, position, first = list[Span](), 1, True
+    for key, value in members.items():
+        if first:
+            first = False
+        elif raw.startswith(b", ", position):
+            position += 2
+        else:
+            position += 1
+        literal = _LITERALS.get(key) or b'"%b"' % key.encode()
+        text = bytes(value)
+        at = position + len(literal) + 1
+        if raw.startswith(literal + b": " + text, position):
+            at += 1
+        elif not raw.startswith(literal + b":" + text, position):
+            return None
+        end = at + len(text)
+        spans.append((key, position, at, end))
+        position = end
+    return spans if raw[0] == 123 and raw[position:] == b"}" else None
+
+
+def _scan(raw: bytes, known: frozenset[str]) -> list[Span]:
+    """Find the members by tokens: escaped and repeated keys included."""
+    spans, seen = list[Span](), set[str]()
+    position = _skip(raw, 0) + 1
+    while True:
+        start = _skip(raw, position)
+        literal = _STRING.match(raw, start)
+        if literal is None:
+            return spans
+        key = _text(literal.group())
+        if key in seen and key in known:
+            raise InvalidRequest(f"the body names '{key}' more than once", param=key)
+        seen.add(key)
+        value = _skip(raw, raw.index(b":", literal.end()) + 1)
+        position = _value_end(raw, value)
+        spans.append((key, start, value, value + len(raw[value:position].rstrip(_WHITE))))
+        if raw[position : position + 1] == b"}":
+            return spans
+        position += 1
+
+
+def _skip(raw: bytes, position: int) -> int:
+    match = _SKIP.match(raw, position)
+    assert match is not None  # it matches nothing, too
+    return match.end()
+
+
+def _value_end(raw: bytes, position: int) -> int:
+    """Find the comma or brace that ends the value starting at `position`."""
+    depth = 0
+    for token in _TOKEN.finditer(raw, position):
+        mark = token.group()
+        if mark in (b"{", b"["):
+            depth += 1
+        elif depth == 0 and mark in (b",", b"}"):
+            return token.start()
+        elif mark in (b"}", b"]"):
+            depth -= 1
+    return len(raw)  # pragma: no cover - the parser has accepted the text, so a brace comes
+
+
+def _edit(raw: bytes, spans: Iterable[Span], replace: Mapping[str, bytes]) -> bytes:
+    """Replace values where they stand and append what is new before the closing brace."""
+    pieces, position, last, left = list[bytes](), 0, 0, dict(replace)
+    for key, _, value, last in spans:
+        new = replace.get(key)
+        if new is None:
+            continue
+        pieces += (raw[position:value], new)
+        position = last
+        left.pop(key, None)
+    if left:
+        at = last or raw.index(b"{") + 1
+        pieces += (raw[position:at], b"," if last else b"", _written(left))
+        position = at
+    pieces.append(raw[position:])
+    return b"".join(pieces)
+
+
+def _written(members: Mapping[str, bytes]) -> bytes:
+    return b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items())
+
+
+def _rebuild(
+    raw: bytes, spans: Sequence[Span], kept: Iterable[Span], replace: Mapping[str, bytes]
+) -> bytes:
+    """Join the members that stay; each keeps its own bytes."""
+    left, texts = dict(replace), list[bytes]()
+    for key, start, value, end in kept:
+        new = replace.get(key)
+        left.pop(key, None)
+        texts.append(raw[start:end] if new is None else raw[start:value] + new)
+    if left:
+        texts.append(_written(left))
+    return raw[: spans[0][1]] + b",".join(texts) + raw[spans[-1][3] :]
