@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ForebayError as error:
         print(f"forebay: {error.message}", file=sys.stderr)
     except OSError as error:
-        print(f"forebay: {error.strerror or error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"forebay: {where}{error.strerror or error}", file=sys.stderr)
     return _FAILED
 
 

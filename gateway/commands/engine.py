@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from forebay.policies.contracts import ConfigError
+
 from .arguments import port
 
 if TYPE_CHECKING:
@@ -39,20 +41,18 @@ def add(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     """Serve the embedded engine until told to stop."""
+    from forebay.adapters.sim import Embedded
     from forebay.gateway.server import serve_engine
 
-    from forebay.adapters.sim import Embedded
-    from forebay.adapters.sim_engine import SimSettings
-
     try:
-        settings = SimSettings(
-            models=(arguments.model,),
+        embedded = Embedded(
+            model=arguments.model,
             seed=arguments.seed,
             profile=arguments.profile,
             fault=arguments.fault,
-            events=arguments.kv_events,
+            kv_events=arguments.kv_events,
         )
-    except ValueError as error:
-        print(f"forebay engine sim: {error}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"forebay engine sim: {error.message}", file=sys.stderr)
         return 2
-    return serve_engine(Embedded(settings), host=arguments.host, port=arguments.port)
+    return serve_engine(embedded, host=arguments.host, port=arguments.port)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from forebay.adapters.registry import ADAPTERS
+
 from .errors import path_of
 from .suggest import did_you_mean
 from .units import Substituted, shown
@@ -31,6 +33,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
     checks: tuple[Callable[[dict[str, object]], Found], ...] = (
         _names_once,
         _endpoints_complete,
+        _fields_are_controls,
         _models_once,
         _tenants_know_their_models,
         _keys_once,
@@ -53,6 +56,19 @@ def _endpoints_complete(file: dict[str, object]) -> Found:
             yield (*place, "url"), "is missing; only 'engine: sim' can do without"
         if "sim" in endpoint and not embedded:
             yield (*place, "sim"), "is for an embedded engine: 'engine: sim' without a url"
+
+
+def _fields_are_controls(file: dict[str, object]) -> Found:
+    for place, pool in _entries(file, ("pools",)):
+        engines = {name for _, name in _texts(_entries(pool, (*place, "endpoints")), "engine")}
+        known = {
+            name for engine in engines & ADAPTERS.keys() for name in ADAPTERS[engine].control_fields
+        }
+        for i, name in enumerate(_list(pool.get("allow_fields"))):
+            if engines <= ADAPTERS.keys() and isinstance(name, str) and name not in known:
+                hint = "" if isinstance(name, Substituted) else did_you_mean(name, known)
+                message = f"{shown(name)} is no control field of this pool's engines{hint}"
+                yield (*place, "allow_fields", i), message
 
 
 def _models_once(file: dict[str, object]) -> Found:

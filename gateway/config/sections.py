@@ -100,7 +100,7 @@ class Drain(Section):
 class Admin(Section):
     """The control plane's own address."""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(default=8081, ge=0, le=65535, description="port to listen on; 0 picks one")
     key: Secret | None = Field(
         default=None, description="bearer key; without one only loopback may ask"
@@ -112,17 +112,21 @@ class Server(Section):
 
     later = frozenset({"tls", "workers"})
 
-    host: str = Field(default="0.0.0.0", description="address to listen on")  # noqa: S104 - a gateway's job
+    host: str = Field(
+        default="0.0.0.0",  # noqa: S104 - a gateway is there to be reached
+        min_length=1,
+        description="address to listen on",
+    )
     port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 picks one")
-    max_body: Bytes = Field(default=32 << 20, ge=1, description="longest request body")
+    max_body: Bytes = Field(default=32 << 20, ge=1, description="longest request body; past it 413")
     max_answer: Bytes = Field(
         default=8 << 20, ge=1, description="longest whole answer held for a retry"
     )
     max_buffered: Bytes = Field(
-        default=512 << 20, ge=1, description="all bodies and answers together"
+        default=512 << 20, ge=1, description="all bodies and answers together; past it 429"
     )
     max_header: Bytes = Field(
-        default=64 << 10, ge=1024, description="request line and headers of a request"
+        default=64 << 10, ge=1024, description="a request's line and headers; past it 431"
     )
     header_timeout: Duration = Field(default=10.0, gt=0, description="to read a request's headers")
     body_timeout: Duration = Field(
@@ -132,10 +136,10 @@ class Server(Section):
         default=75.0, gt=0, description="idle connections are closed after this"
     )
     client_stall: Duration = Field(
-        default=30.0, gt=0, description="a caller that takes nothing this long"
+        default=30.0, gt=0, description="a caller that takes nothing for this long is left"
     )
     drain: Drain = Drain()
-    admin: Admin | None = Field(default=None, description="leave out to have no admin port")
+    admin: Admin | None = Field(default=None, description="without it there is no admin port")
     metrics: Literal["main", "admin"] = Field(
         default="main", description="where /metrics is served"
     )
@@ -154,7 +158,9 @@ class Retry(Section):
     """Trying again before the first byte has gone to the caller."""
 
     attempts: int = Field(default=2, ge=0, le=5, description="further attempts after the first")
-    budget: Share = Field(default=0.1, ge=0, le=1, description="share of a pool's recent requests")
+    budget: Share = Field(
+        default=0.1, ge=0, le=1, description="retries at most, as a share of recent requests"
+    )
 
 
 class QueueLimits(Section):
@@ -197,10 +203,12 @@ class Endpoint(Section):
 
     later = frozenset({"profile", "role", "roles", "weight"})
 
-    name: Name
-    engine: Literal["vllm", "sglang", "trtllm", "llamacpp", "openai", "sim"]
+    name: Name = Field(description="its name in metrics, logs and headers; once in the file")
+    engine: Literal["vllm", "sglang", "trtllm", "llamacpp", "openai", "sim"] = Field(
+        description="what software it is; `openai` is any other server with that API"
+    )
     url: Url | None = Field(
-        default=None, description="http(s)://host:port; `sim` without one is embedded"
+        default=None, description="as `http://10.0.0.1:8000`; `sim` without one is embedded"
     )
     key: Secret | None = Field(default=None, description="the engine's own API key")
     max_in_flight: int | None = Field(
@@ -232,15 +240,16 @@ class Pool(Section):
         "order": frozenset({"edf", "fair", "hrrn", "ml", "sjf"})
     }
 
-    name: Name
+    name: Name = Field(description="its name in metrics, logs and headers; once in the file")
     engine_model: ModelName | None = Field(
         default=None, description="name sent on for every model that `models` does not map"
     )
     models: dict[ModelName, ModelName] = Field(
-        description="names callers may ask for, or maps of such a name to the engine's name",
+        description="names callers may ask for, or `{caller's name: engine's name}`; each in one "
+        "pool only"
     )
-    endpoints: tuple[Endpoint, ...] = Field(min_length=1)
-    order: Literal["fcfs"] = "fcfs"
+    endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="the engine servers")
+    order: Literal["fcfs"] = Field(default="fcfs", description="who goes next: first come")
     queue: QueueLimits = QueueLimits()
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()
@@ -260,12 +269,12 @@ class Tenant(Section):
 
     later = frozenset({"fail", "limits", "plan", "priority", "sla", "timezone", "weight"})
 
-    name: Name
+    name: Name = Field(description="its name in metrics and logs; once in the file")
     keys: tuple[Digest, ...] = Field(
         min_length=1, description="`sha256:` digests of API keys, as `forebay keys new` prints them"
     )
     models: tuple[ModelName, ...] | None = Field(
-        default=None, description="models it may use; default: all"
+        default=None, min_length=1, description="models it may use; default: all"
     )
     debug_headers: bool = Field(default=False, description="send the x-forebay-* diagnostics")
 
@@ -277,7 +286,9 @@ class Telemetry(Section):
         default=None, description="OTLP/HTTP collector, as http://localhost:4318"
     )
     sample: Share = Field(default=0.1, ge=0, le=1, description="share of requests traced")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
     log_requests: bool = Field(default=True, description="one JSON line for each request")
 
 
@@ -286,8 +297,10 @@ class Config(Section):
 
     later = frozenset({"experiments", "plans", "predictor", "profiles", "sla", "state"})
 
-    version: Literal[1]
+    version: Literal[1] = Field(description="of this format")
     server: Server = Server()
-    pools: tuple[Pool, ...] = Field(min_length=1)
-    tenants: tuple[Tenant, ...] = ()
+    pools: tuple[Pool, ...] = Field(min_length=1, description="what is served, and by what")
+    tenants: tuple[Tenant, ...] = Field(
+        default=(), description="who may call; without any, everybody may"
+    )
     telemetry: Telemetry = Telemetry()

@@ -24,6 +24,7 @@ _BYTES = {
 _COUNTS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([A-Za-z%]*)", re.ASCII)
 _LONGEST = 40
+_LONGEST_S = 366 * 86400.0
 _LARGEST = 10**18
 
 
@@ -48,7 +49,10 @@ def parse_duration(value: object) -> float:
     number, unit = _split(value, "a duration such as 500ms, 30s, 5m, 2h or 1d")
     if unit not in _DURATIONS:
         raise _wrong_unit(value, unit, _DURATIONS)
-    return number * _DURATIONS[unit]
+    seconds = number * _DURATIONS[unit]
+    if seconds > _LONGEST_S:
+        raise ValueError(f"{shown(value)} is longer than a year")
+    return seconds
 
 
 def parse_bytes(value: object) -> int:

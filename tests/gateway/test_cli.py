@@ -181,3 +181,24 @@ def test_python_m_forebay_is_the_command():
         [sys.executable, "-m", "forebay", "--version"], check=True, capture_output=True, text=True
     )
     assert told.stdout == f"forebay {__version__}\n"
+
+
+def test_serving_a_file_that_is_not_there_says_which(
+    file: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["serve", "-c", str(file)]) == 1
+    assert capsys.readouterr().err == f"forebay: {file}: No such file or directory\n"
+
+
+def test_serving_a_wrong_file_tells_each_line(file: Path, capsys: pytest.CaptureFixture[str]):
+    file.write_text(BAD)
+    assert main(["serve", "-c", str(file)]) == 1
+    assert f"{file}:2: server.prot: is no known key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--fault=sulk", "--fault=cut:2", "--profile=h9000"])
+def test_an_engine_with_a_wrong_setting_is_a_wrong_call(
+    option: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["engine", "sim", "--port", "0", option]) == 2
+    assert capsys.readouterr().err.startswith("forebay engine sim: ")

@@ -371,6 +371,15 @@ def test_a_wrong_endpoint_is_named(entry: str, key: str, message: str):
     assert errors(text, {"S": "hunter2"}) == [(6, f"pools[0].endpoints[0]{key}", message)]
 
 
+def test_a_field_to_allow_must_be_one_that_is_taken_out():
+    vllm = MINIMAL.replace("engine: sim", "engine: vllm, url: http://h")
+    assert load.read(vllm + "    allow_fields: [priority]\n").pools[0].allow_fields == ("priority",)
+    message = "'prioriti' is no control field of this pool's engines; did you mean 'priority'?"
+    assert errors(vllm + "    allow_fields: [prioriti]\n") == [
+        (7, "pools[0].allow_fields[0]", message)
+    ]
+
+
 @pytest.mark.parametrize("key", ["prefix", "sla", "watermarks"])
 def test_a_pools_later_keys_are_refused(key: str):
     assert errors(with_line(f"    {key}: {{}}")) == [

@@ -74,6 +74,7 @@ def test_what_is_no_quantity_is_refused(parse: Callable[[object], float], value:
         (parse_duration, "30", "'30' has no unit; write one of ms, s, m, h, d after it"),
         (parse_duration, "30S", "'S' in '30S' is no unit here; use one of ms, s, m, h, d"),
         (parse_duration, True, "must be a duration such as 500ms, 30s, 5m, 2h or 1d, not 'True'"),
+        (parse_duration, "367d", "'367d' is longer than a year"),
         (parse_count, "2MiB", "'MiB' in '2MiB' is no unit here; use one of k, M, G"),
         (parse_count, "1.5", "'1.5' is no whole number of things"),
         (parse_share, "10ms", "'ms' in '10ms' is no unit here; use one of %"),

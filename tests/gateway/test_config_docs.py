@@ -1,0 +1,147 @@
+"""docs/configuration.md holds a reference made from the sections; run this file to renew it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from pydantic import BeforeValidator
+
+from forebay.gateway.config import load, sections
+from forebay.gateway.config.sections import Config, Section
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+START, END = "<!-- reference -->\n", "<!-- /reference -->"
+
+
+def reference() -> str:
+    """A table for each section, in the file's order."""
+    tables: list[str] = []
+    for path, section in _sections("", Config):
+        rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+        rows += [_row(name, field) for name, field in section.model_fields.items()]
+        title = f"### `{path}`" if path else "### The file"
+        tables.append("\n".join([title, "", str(section.__doc__), "", *rows, ""]))
+    return "\n".join(tables) + "\n"
+
+
+def _sections(path: str, section: type[Section]) -> list[tuple[str, type[Section]]]:
+    found = [(path, section)]
+    for name, field in section.model_fields.items():
+        inner = _inner(field.annotation)
+        if inner is not None:
+            many = "[]" if get_origin(field.annotation) is tuple else ""
+            found += _sections(f"{path}.{name}{many}".lstrip("."), inner)
+    return found
+
+
+def _inner(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _inner(each))), None)
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    inner = _inner(field.annotation)
+    meaning = field.description or (str(inner.__doc__).rstrip(".") if inner else "")
+    assert meaning, f"{name} has no description"
+    meaning = meaning.replace("|", "\\|")
+    return f"| `{name}` | {_kind(field)} | {_default(field)} | {meaning} |"
+
+
+def _kind(field: FieldInfo) -> str:
+    inner = _inner(field.annotation)
+    if inner is not None:
+        return "list" if get_origin(field.annotation) is tuple else "mapping"
+    unit = _unit(field)
+    if unit:
+        return unit
+    annotation = field.annotation
+    choices = [each for each in get_args(annotation) if each is not type(None)]
+    if isinstance(annotation, type) and not choices:
+        return {"int": "number", "bool": "true or false"}.get(annotation.__name__, "text")
+    if get_origin(annotation) in {tuple, dict} or any(get_origin(c) is tuple for c in choices):
+        return "list"
+    if choices == [int]:
+        return "number"
+    return ", ".join(f"`{c}`" for c in choices) if isinstance(choices[0], str | int) else "text"
+
+
+def _unit(field: FieldInfo) -> str:
+    names: dict[object, str] = {
+        sections._duration: "duration",  # pyright: ignore[reportPrivateUsage] - tells units apart
+        sections.parse_bytes: "size",
+        sections.parse_count: "count",
+        sections.parse_share: "share",
+    }
+    for each in field.metadata:
+        if isinstance(each, BeforeValidator) and each.func in names:
+            return names[each.func]
+    return ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, Section):
+        return "see below"
+    return f"`{_written(value, _unit(field))}`"
+
+
+def _written(value: Any, unit: str) -> str:
+    match unit:
+        case "duration":
+            for suffix, seconds in (("h", 3600), ("m", 60)):
+                if value >= 5 * seconds and value % seconds == 0:
+                    return f"{value / seconds:g}{suffix}"
+            return f"{value:g}s"
+        case "size":
+            return f"{value >> 20}MiB" if value >= 1 << 20 else f"{value >> 10}KiB"
+        case "share":
+            return f"{value:.0%}"
+        case _:
+            return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_the_page_holds_the_reference_that_the_sections_say():
+    page = PAGE.read_text()
+    assert page.partition(START)[2].partition(END)[0] == reference(), (
+        "run 'python tests/gateway/test_config_docs.py'"
+    )
+
+
+def test_the_defaults_on_the_page_are_the_sections_own():
+    for path, section in _sections("", Config):
+        for name, field in section.model_fields.items():
+            unit = _unit(field)
+            if unit and not field.is_required():
+                written = {name: _written(field.default, unit)}
+                assert section.model_validate(written) == section(), f"{path}.{name}"
+
+
+def test_the_examples_on_the_page_are_right():
+    page = PAGE.read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    env = dict.fromkeys(re.findall(r"\$\{(\w+)\}", page), "secret")
+    for block in blocks:
+        load.read(block, env)
+
+
+def test_later_keys_are_named_on_the_page():
+    page = PAGE.read_text()
+    for _, section in _sections("", Config):
+        for key in section.later:
+            assert f"`{key}`" in page, key
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(START)
+    PAGE.write_text(before + START + reference() + END + rest.partition(END)[2])
