@@ -12,7 +12,7 @@ import secrets
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from .config.sections import Tenant
+from forebay.gateway.config.sections import Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from forebay.gateway.config import load
+from forebay.gateway.config.errors import ConfigErrors
 from forebay.policies.contracts import ConfigError
-
-from .config import load
-from .config.errors import ConfigErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .config.sections import Config
+    from forebay.gateway.config.sections import Config
 
 logger = logging.getLogger(__name__)
 
