@@ -266,7 +266,12 @@ class Dispatcher:
 
     def _full(self) -> bool:
         """Tell, without asking anybody, that nothing waiting can move: no endpoint has room."""
-        return self._limited and not any([view.room > 0 for view in self.endpoints.values()])
+        if not self._limited:
+            return False
+        for view in self.endpoints.values():  # noqa: SIM110 - any() takes twice as long
+            if view.room > 0:
+                return False
+        return True
 
     def _forget(self, request_id: str) -> Request | None:
         request = self._deadlines.remove(request_id)
@@ -317,8 +322,10 @@ class Dispatcher:
                 status=404,
                 code="endpoint_not_found",
             )
+        untried = " and not yet tried" if request.avoid else ""
         return Overloaded(
-            f"no endpoint of pool {self.pool!r} that could serve this is healthy; try again later",
+            f"no endpoint of pool {self.pool!r} that could serve this is healthy{untried};"
+            " try again later",
             status=503,
             code="no_healthy_endpoint",
         )

@@ -260,7 +260,8 @@ def test_no_queue_at_all_still_places():
             request(avoid=frozenset({"a"})),
             Overloaded,
             503,
-            "no endpoint of pool 'llama' that could serve this is healthy; try again later",
+            "no endpoint of pool 'llama' that could serve this is healthy and not yet tried;"
+            " try again later",
             id="all tried",
         ),
     ],
