@@ -10,11 +10,12 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from forebay.policies.contracts import EngineFailed, EngineUnreachable, Route
+from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreachable, Route
 
 from .base import Load, ModelCard, Probe
-from .sim_engine import VERSION, SimEngine, SimSettings
+from .sim_engine import SimEngine, SimSettings
 from .sim_job import Job, Received, Reply
+from .sim_plain import VERSION
 from .sim_routes import answer
 from .sim_stream import SimStream
 from .vllm import Vllm
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from forebay.scheduler.engine_model import StepResult
 
-    from .base import Sink
+    from .base import Headers, Sink
     from .sim_job import Choice
 
 DOWN_S = 1.0
@@ -45,10 +46,34 @@ class SimAdapter(Vllm):
 class Embedded:
     """One embedded engine, as an opener. Lives on the loop that it is first opened on."""
 
-    def __init__(
-        self, settings: SimSettings | None = None, *, engine: SimEngine | None = None
+    def __init__(  # noqa: PLR0913 - all but the first are named settings
+        self,
+        engine: SimEngine | None = None,
+        *,
+        model: str | Sequence[str] = "sim",
+        seed: int = 0,
+        profile: str = "demo",
+        fault: str | None = None,
+        kv_events: str | None = None,
     ) -> None:
-        self.engine = engine or SimEngine(settings or SimSettings())
+        """Make an engine of these settings, or play one that was made elsewhere.
+
+        Raises ConfigError for a profile or fault that does not exist.
+        """
+        try:
+            self.engine = engine or SimEngine(
+                SimSettings(
+                    models=(model,) if isinstance(model, str) else tuple(model),
+                    seed=seed,
+                    profile=profile,
+                    fault=fault,
+                    events=kv_events,
+                )
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self.engine.running = lambda: self.running
+        self.engine.forget = self._forget
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[Job, SimStream] = {}
         self._streaming: dict[Job, None] = {}
@@ -133,6 +158,10 @@ class Embedded:
             stream.fail(EngineUnreachable("the engine refused the connection"))
             return
         stream.sent = True
+        if found.early is not None:
+            _tell(stream, Reply(found.early))
+            assert self._loop is not None
+            stream = SimStream(_Nobody(), self._loop, self._left)
         stream.job = found
         self._streams[found] = stream
         delay = self.engine.profile.overhead_s
@@ -227,16 +256,17 @@ class Embedded:
         if job.fault == "restart":
             self.die()
             return
-        body = job.writer.whole(job.usage())
-        if job.on_end is not None:
-            job.on_end(body)
+        usage = job.usage()
+        body = job.writer.whole(usage)
         if job.fault in _BREAKS:
-            stream.head(200, _headers(b"application/json", len(body)))
+            stream.head(200, _headers(job.content_type, len(body)))
             stream.data(body[: len(body) // 2])
             self._break(job)
             return
         self._forget(job)
-        _tell(stream, Reply(body))
+        if job.on_end is not None:
+            job.on_end(usage)
+        _tell(stream, Reply(body, content_type=job.content_type))
 
     def _push(self, job: Job) -> None:
         """Tell the new tokens of a stream."""
@@ -246,19 +276,22 @@ class Embedded:
             sequence, told = choice.sequence, choice.told
             made = model.produced(sequence) if sequence is not None else 0
             if made > told:
+                if not stream.begun:
+                    stream.begun = True
+                    chunks.append(writer.head())
                 chunks.append(writer.tokens(choice, told, made))
                 choice.told = made
         if not chunks:
             return
-        if not stream.begun:
-            stream.begun = True
-            chunks.insert(0, writer.head())
         stream.data(b"".join(chunks))
         if job.fault is not None and self._is_due(job):
             self._break(job)
         elif not job.left and job in self._streaming:
-            tail = writer.tail(job.usage())
+            usage = job.usage()
+            tail = writer.tail(usage)
             self._forget(job)
+            if job.on_end is not None:
+                job.on_end(usage)
             stream.data(tail)
             stream.end()
 
@@ -295,6 +328,18 @@ class Embedded:
     def _come_back(self) -> None:
         self.engine.reset()
         self._down = False
+
+
+class _Nobody:
+    """The sink of an answer that is made in the background."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, error: EngineFailed) -> None: ...
 
 
 _BREAKS = frozenset({"cut", "stall_after_first"})

@@ -85,7 +85,7 @@ class ChatBody(Sampling, kw_only=True):
 class CompletionBody(Sampling, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | list[Any] | None = None
+    prompt: str | list[Any] | None = None
     logprobs: int | None = None
     echo: bool | None = False
 
@@ -111,7 +111,7 @@ def chat(engine: SimEngine, received: Received) -> Job:
 def completions(engine: SimEngine, received: Received) -> Job:
     """Plan a completion for each prompt."""
     body = read_body(received.body, CompletionBody)
-    ask = _ask(engine, body, _read_prompts(body.prompt))
+    ask = _ask(engine, body, read_prompts(body.prompt, "prompt"))
     ask.max_tokens = body.max_tokens if body.max_tokens is not None else 16
     ask.schema = read_schema(body.response_format, body.structured_outputs)
     job = engine.plan(ask)
@@ -234,22 +234,26 @@ def _read_structured(structured: Json) -> object:
     raise SimError("structured_outputs takes json or json_object here", param="structured_outputs")
 
 
-def _read_prompts(prompt: str | list[Any] | None) -> list[list[int]]:
+def read_prompts(prompt: str | list[Any] | None, name: str) -> list[list[int]]:
+    """Return the token ids of each prompt: a text, ids, or a list of either."""
     if isinstance(prompt, str):
         return [encode(prompt) or [0]]
     if not prompt:
-        raise SimError("prompt must not be empty", param="prompt")
+        raise SimError(f"{name} must not be empty", param=name)
     if all(isinstance(item, int) for item in prompt):
-        return [_check_ids(prompt)]
-    return [(encode(item) or [0]) if isinstance(item, str) else _check_ids(item) for item in prompt]
+        return [_check_ids(prompt, name)]
+    return [
+        (encode(item) or [0]) if isinstance(item, str) else _check_ids(item, name)
+        for item in prompt
+    ]
 
 
-def _check_ids(ids: Any) -> list[int]:
+def _check_ids(ids: Any, name: str) -> list[int]:
     if not isinstance(ids, list) or not ids:
-        raise SimError("each prompt must be a string or a list of token ids", param="prompt")
+        raise SimError(f"each {name} must be a string or a list of token ids", param=name)
     found = cast("list[int]", ids)
     if not all(type(item) is int and 0 <= item < 1 << 32 for item in found):
-        raise SimError("token ids must be numbers from 0", param="prompt")
+        raise SimError("token ids must be numbers from 0", param=name)
     return found
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .sim_job import Ask, Received
+    from .sim_responses import StoredResponse
 
-VERSION = "0.33.0+sim"
 _STORED_MOST = 1000
 _EMPTY_TOKEN = 0
 
@@ -85,6 +85,10 @@ class SimEngine:
         self._fault, self._share = read_fault(settings.fault) if settings.fault else (None, 0.0)
         self._faults = Random(settings.seed)  # noqa: S311 - chooses which requests fail, no secret
         self._count = 0
+        self.running: Callable[[], int] = lambda: self.model.running
+        """Sequences in the batch; who plays the model may know better."""
+        self.forget: Callable[[Job], None] = lambda _: None
+        """Told of a job that is dropped from within."""
         self.reset()
 
     def reset(self) -> None:
@@ -96,9 +100,8 @@ class SimEngine:
         )
         self.started = self._clock()
         self.prompt_tokens = 0
-        self.output_tokens = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.responses: dict[str, bytes] = {}
+        self.responses: dict[str, StoredResponse] = {}
 
     def created(self) -> int:
         """Return the time of now, as answers tell it."""
@@ -125,9 +128,9 @@ class SimEngine:
             raise SimError(f"The model `{name}` does not exist.", status=404, param="model")
         return name
 
-    def store(self, response_id: str, body: bytes) -> None:
+    def store(self, response_id: str, stored: StoredResponse) -> None:
         """Keep a response; the oldest goes when there are too many."""
-        self.responses[response_id] = body
+        self.responses[response_id] = stored
         if len(self.responses) > _STORED_MOST:
             del self.responses[next(iter(self.responses))]
 
@@ -175,7 +178,6 @@ class SimEngine:
         choice.done = True
         if choice.job is not None:
             choice.job.left -= 1
-        self.output_tokens += len(choice.ids)
         self.finished["length" if choice.finish == "length" else "stop"] += 1
 
     def abort(self, job: Job) -> None:
@@ -183,10 +185,14 @@ class SimEngine:
         for choice in job.choices:
             sequence = choice.sequence
             if sequence is not None and not choice.done:
-                self.output_tokens += self.model.produced(sequence)
                 self.model.abort(sequence)
                 self.finished["abort"] += 1
                 choice.done = True
+
+    def drop(self, job: Job) -> None:
+        """Stop a job that goes on in the background."""
+        self.forget(job)
+        self.abort(job)
 
     def _check(self, ask: Ask) -> None:
         if ask.priority and not self.settings.priority:
@@ -216,6 +222,8 @@ class SimEngine:
         limit = self.max_model_len - len(prompt)
         if ask.max_tokens is not None:
             limit = min(limit, ask.max_tokens)
+        if ask.reads_only:
+            return Choice(0, number, [], [], None, "stop")
         if fault == "empty":
             return Choice(0, number, [_EMPTY_TOKEN], [""], None, "stop")
         if ask.tools:

@@ -107,6 +107,8 @@ class Ask:
     schema: object = None
     """The answer is JSON that validates against this, when it is not None."""
     sim: SimMember | None = None
+    reads_only: bool = False
+    """The model reads the prompts and writes nothing."""
 
 
 @dataclass(slots=True)
@@ -215,8 +217,12 @@ class Job:
     fault: str | None = None
     left: int = 0
     """Choices that are not done."""
-    on_end: Callable[[bytes], None] | None = None
-    """Told the whole answer when it ends: where answers are stored."""
+    content_type: bytes = b"application/json"
+    """Of the whole answer."""
+    early: bytes | None = None
+    """An answer that is given before the job is done, which goes on in the background."""
+    on_end: Callable[[Usage], None] | None = None
+    """Told when it has ended well: where answers are stored."""
 
     def usage(self) -> Usage:
         """Count what it has used so far."""

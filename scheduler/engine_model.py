@@ -128,6 +128,8 @@ class EngineModel:
         self.queried_tokens = 0
         """Prompt tokens looked up in the prefix cache."""
         self.hit_tokens = 0
+        self.generated_tokens: int = 0
+        """Output tokens made; those of aborted sequences counted."""
         self._priority = priority
         self._events = events
         self._log: list[Stored | Removed] = []
@@ -232,7 +234,7 @@ class EngineModel:
         fixed = profile.step_s + count * profile.decode_sequence_s
         per_context, size = profile.context_token_s, profile.block_tokens
         elapsed, context, begun = result.duration_s, self._context, self._ticks
-        ticks, end = begun, self._next_end()
+        ticks, end = begun, self._end_ticks[0]
         while True:
             bucket = buckets[ticks % size]
             if bucket:
@@ -256,6 +258,7 @@ class EngineModel:
             if ticks == end or elapsed >= limit_s or len(bucket) > kv.available:
                 break
         self._ticks, self._context = ticks, context
+        self.generated_tokens += count * (ticks - begun)
         result.duration_s = elapsed
         result.steps += ticks - begun
         if ticks == end:
@@ -277,6 +280,7 @@ class EngineModel:
         result.steps += 1
         self._ticks += 1
         self._context += self._decoding
+        self.generated_tokens += self._decoding
         self._store_decoded(self._buckets[self._ticks % profile.block_tokens], self._ticks)
         self._finish_due(result)
         self._settle_prefilled(result)
@@ -311,10 +315,6 @@ class EngineModel:
             # An aborted or preempted one still stands here; its tick is then another.
             if sequence.phase is Phase.DECODE and self.produced(sequence) == sequence.output_tokens:
                 self._finish(sequence, result)
-
-    def _next_end(self) -> int:
-        """Return the tick at which the next sequence ends (or would have, had it not left)."""
-        return self._end_ticks[0]
 
     def _decode(self, sequence: Sequence) -> None:
         """Let a sequence whose prompt is computed join those that decode."""
@@ -402,7 +402,9 @@ class EngineModel:
                 continue
             if sequence.output_tokens and not sequence.made:
                 result.first.append(sequence)
-            sequence.made += 1 if sequence.output_tokens else 0
+            if sequence.output_tokens:
+                sequence.made += 1
+                self.generated_tokens += 1
             if sequence.made >= sequence.output_tokens:
                 self._finish(sequence, result)
             else:
