@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,27 +31,26 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Score
 
 
-def request(sequence: int = 0, **fields: object) -> Request:
-    plain = Request(
-        id=f"r{sequence}",
-        pool="llama",
-        route=Route.CHAT,
-        model="big",
-        tenant="acme",
-        sequence=sequence,
-        arrived=float(sequence),
-        deadline=sequence + 60.0,
-        prompt_tokens_estimate=100,
-        output_tokens_estimate=20,
-        uncached_tokens=80,
-        body_bytes=10,
-    )
-    return replace(plain, **fields)  # type: ignore[arg-type]  # the tests name real fields
+def request(sequence: int = 0, **fields: Any) -> Request:
+    plain: dict[str, Any] = {
+        "id": f"r{sequence}",
+        "pool": "llama",
+        "route": Route.CHAT,
+        "model": "big",
+        "tenant": "acme",
+        "sequence": sequence,
+        "arrived": float(sequence),
+        "deadline": sequence + 60.0,
+        "prompt_tokens_estimate": 100,
+        "output_tokens_estimate": 20,
+        "uncached_tokens": 80,
+        "body_bytes": 10,
+    }
+    return Request(**{**plain, **fields})
 
 
-def view(name: str, limit: int = 1, **fields: object) -> EndpointView:
-    plain = EndpointView(name, "sim", limit)
-    return replace(plain, **fields)  # type: ignore[arg-type]  # as above
+def view(name: str, limit: int = 1, **fields: Any) -> EndpointView:
+    return EndpointView(name, "sim", limit, **fields)
 
 
 def dispatcher(
