@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .llamacpp import LlamaCpp
 from .openai import OpenAI
 from .sglang import SGLang
+from .sim import SimAdapter
 from .trtllm import TrtLlm
 from .vllm import Vllm
 
@@ -18,5 +19,6 @@ ADAPTERS: dict[str, Adapter] = {
     "openai": OpenAI(),
     "sglang": SGLang(),
     "trtllm": TrtLlm(),
+    "sim": SimAdapter(),
     "vllm": Vllm(),
 }

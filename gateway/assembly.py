@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from forebay.adapters.connections import Connections
 from forebay.adapters.registry import ADAPTERS
@@ -58,7 +59,7 @@ class Assembly:
         endpoints = [self._build_endpoint(e, section, known) for e in section.endpoints]
         if pool is None:
             itl = self._metrics.itl(section.name)
-            pool = Pool(section, seed=hash(section.name), itl=itl, changed=self._changed)
+            pool = Pool(section, seed=crc32(section.name.encode()), itl=itl, changed=self._changed)
         return pool, section, endpoints
 
     def _build_endpoint(
@@ -150,10 +151,9 @@ def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:
     """Make an embedded engine that serves whatever the pool sends on."""
     # Whoever has real engines need not load a make-believe one.
     from forebay.adapters.sim import Embedded  # noqa: PLC0415
-    from forebay.adapters.sim_engine import SimSettings  # noqa: PLC0415
 
     sim = section.sim
     names = tuple(dict.fromkeys(pool.models[m] or pool.engine_model or m for m in pool.models))
     if sim is None:
-        return Embedded(SimSettings(models=names))
-    return Embedded(SimSettings(models=names, seed=sim.seed, profile=sim.profile, fault=sim.fault))
+        return Embedded(model=names)
+    return Embedded(model=names, seed=sim.seed, profile=sim.profile, fault=sim.fault)

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay import __version__
 from forebay.policies.contracts import ConfigError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from forebay.gateway.config.sections import Config
 
+    from .admin_server import AdminServer
     from .telemetry.snapshot import Snapshot
     from .telemetry.spans import Spans
 
@@ -190,12 +191,21 @@ class Process:
         self._watcher = Watcher(self._path, apply=self.apply, read=self._read, loaded=self._loaded)
         return loop.create_task(self._watcher.run())
 
-    def _start_admin(self) -> Any:
-        if self.config.server.admin is None:
+    def _start_admin(self) -> AdminServer | None:
+        section = self.config.server.admin
+        if section is None:
             return None
-        from .admin_server import AdminServer  # noqa: PLC0415 - FastAPI takes 300 ms to import
+        from .admin_server import AdminServer  # noqa: PLC0415 - uvicorn and FastAPI take 400 ms
 
-        return AdminServer.start(self, self.config.server.admin)
+        return AdminServer.start(self, section, failed=self._admin_failed)
+
+    def _admin_failed(self, reason: str) -> None:
+        logger.error("admin port is not served", extra={"reason": reason})
+
+    @property
+    def metrics(self) -> Metrics:
+        """What is counted."""
+        return self.telemetry.metrics
 
     @property
     def port(self) -> int:

@@ -68,7 +68,7 @@ class LabelSpace:
             pool.name: PoolLabels(frozenset(e.name for e in pool.endpoints), frozenset(pool.models))
             for pool in config.pools
         }
-        tenants = frozenset(tenant.name for tenant in config.tenants)
+        tenants = frozenset(tenant.name for tenant in config.tenants) or frozenset({"default"})
         return cls(MappingProxyType(pools), tenants, frozenset(fields))
 
     def pool(self, name: str) -> str:

@@ -1,0 +1,108 @@
+"""Runs the control plane on its own port and thread, where it cannot hold up a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from threading import Thread
+from typing import TYPE_CHECKING, Protocol
+
+import uvicorn
+
+from .admin import admin_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from forebay.gateway.config.sections import Admin
+
+    from .telemetry.metrics import Metrics, PoolTotals
+    from .telemetry.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 2.0
+
+
+class Watched(Protocol):
+    """The process, as much of it as is shown."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """What is counted; may be read from any thread."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return what the gateway is now; for the loop's thread."""
+        ...
+
+
+class _State:
+    """Reads the process from another thread: what lives on the loop is asked for there."""
+
+    def __init__(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
+        self._watched = watched
+        self._loop = loop
+
+    def snapshot(self) -> Snapshot:
+        """See AdminState."""
+
+        async def take() -> Snapshot:
+            return self._watched.snapshot()
+
+        return asyncio.run_coroutine_threadsafe(take(), self._loop).result(_PATIENCE)
+
+    def totals(self) -> Mapping[str, PoolTotals]:
+        """See AdminState."""
+        return self._watched.metrics.totals()
+
+    def render_metrics(self, accept: str) -> tuple[str, bytes]:
+        """See AdminState."""
+        return self._watched.metrics.render(accept, self.snapshot())
+
+
+class AdminServer:
+    """One uvicorn in a thread."""
+
+    def __init__(self, server: uvicorn.Server, thread: Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @classmethod
+    def start(
+        cls, watched: Watched, section: Admin, *, failed: Callable[[str], None]
+    ) -> AdminServer:
+        """Start to serve; `failed` is told, in the thread, when the port cannot be had.
+
+        The app is made in the thread, so that FastAPI's import does not hold up the first requests.
+        """
+        state = _State(watched, asyncio.get_running_loop())
+        key = section.key.get_secret_value() if section.key else None
+        server = uvicorn.Server(
+            uvicorn.Config(
+                lambda: admin_app(state, key),
+                factory=True,
+                host=section.host,
+                port=section.port,
+                loop="asyncio",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+            )
+        )
+
+        def run() -> None:
+            try:
+                server.run()
+            except SystemExit:  # uvicorn's way to say that it cannot listen
+                failed(f"cannot listen on {section.host}:{section.port}")
+
+        thread = Thread(target=run, name="forebay-admin", daemon=True)
+        thread.start()
+        return cls(server, thread)
+
+    def stop(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        self._thread.join(_PATIENCE)
