@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policies.contracts import EndpointView, Request, Route
@@ -107,6 +107,7 @@ def test_one_that_waits_is_next_or_left(make: Callable[[], Ordering]):
 
 
 @orderings
+@settings(deadline=None)
 @given(some=waiting, left=st.sets(st.integers(0, 50)), rng=st.randoms(use_true_random=False))
 def test_everyone_goes_once_in_an_order_that_does_not_depend_on_how_they_came(
     make: Callable[[], Ordering], some: list[Request], left: set[int], rng: Random
@@ -133,6 +134,7 @@ def test_everyone_goes_once_in_an_order_that_does_not_depend_on_how_they_came(
 
 
 @orderings
+@settings(deadline=None)
 @given(some=waiting, model=st.sampled_from(["big", "small"]))
 def test_only_who_fits_is_next_and_somebody_is_while_one_fits(
     make: Callable[[], Ordering], some: list[Request], model: str
@@ -157,6 +159,7 @@ def test_only_who_fits_is_next_and_somebody_is_while_one_fits(
 
 
 @filters
+@settings(deadline=None)
 @given(request=asked, some=views, rng=st.randoms(use_true_random=False))
 def test_a_filter_keeps_some_in_their_order_whatever_the_order(
     make: Callable[[], Filter], request: Request, some: list[EndpointView], rng: Random
@@ -174,6 +177,7 @@ def test_a_filter_keeps_some_in_their_order_whatever_the_order(
 
 
 @filters
+@settings(deadline=None)
 @given(request=asked, some=views, more=views)
 def test_a_stable_filter_looks_at_nothing_that_moves(
     make: Callable[[], Filter], request: Request, some: list[EndpointView], more: list[EndpointView]
@@ -198,6 +202,7 @@ def test_a_filter_keeps_nothing_of_nothing(make: Callable[[], Filter]):
 
 
 @scores
+@settings(deadline=None)
 @given(request=asked, some=views, rng=st.randoms(use_true_random=False))
 def test_a_score_is_between_0_and_1_and_follows_its_endpoint(
     make: Callable[[], Score], request: Request, some: list[EndpointView], rng: Random
@@ -214,6 +219,7 @@ def test_a_score_is_between_0_and_1_and_follows_its_endpoint(
 
 
 @scores
+@settings(deadline=None)
 @given(request=asked, view=any_view, number=st.integers(1, 5))
 def test_equal_endpoints_tie(
     make: Callable[[], Score], request: Request, view: EndpointView, number: int
@@ -224,6 +230,7 @@ def test_equal_endpoints_tie(
 
 
 @picks
+@settings(deadline=None)
 @given(rated=st.lists(st.floats(0, 1), min_size=1, max_size=8, unique=True), seed=st.integers())
 def test_without_a_tie_the_pick_depends_on_neither_order_nor_luck(
     make: Callable[[], Pick], rated: list[float], seed: int
@@ -238,6 +245,7 @@ def test_without_a_tie_the_pick_depends_on_neither_order_nor_luck(
 
 
 @picks
+@settings(deadline=None)
 @given(rated=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8), seed=st.integers())
 def test_a_pick_is_one_of_the_best_and_repeats_by_seed(
     make: Callable[[], Pick], rated: list[float], seed: int

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policies.contracts import EndpointView, Request, Route
@@ -70,6 +70,7 @@ def test_only_what_can_serve_the_request_is_capable(request_: Request, names: li
     assert kept(Capability(), request_, *views) == names
 
 
+@settings(deadline=None)
 @given(
     limit=st.integers(1, 300),
     share=st.sampled_from([1.0, 0.999, 0.5, 0.1, 1e-9, 0.0]) | st.floats(0, 1),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policies.heap import Heap
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("arrrt"), st.integers(0, 9), st.integers(0, 20))))
 def test_the_top_is_the_smallest_of_those_still_there(steps: list[tuple[str, int, int]]):
     heap: Heap[int] = Heap()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policies.contracts import Request, Route
@@ -91,6 +91,7 @@ def test_who_waits_is_not_taken_in_again():
     assert len(queue) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from("abc"), st.sampled_from("+-<"))))
 def test_it_agrees_with_a_sorted_list(steps: list[tuple[int, str, str]]):
     queue, model = Fcfs(), dict[int, str]()

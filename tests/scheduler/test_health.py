@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policies.contracts import EndpointView
@@ -214,6 +214,7 @@ def test_a_trial_has_room_for_one_request_whatever_the_limit():
     assert view.room == 1
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.floats(0, 8)), max_size=60),
     optimistic=st.booleans(),

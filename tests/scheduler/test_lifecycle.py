@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.scheduler.lifecycle import (
@@ -78,6 +78,7 @@ def test_what_cannot_happen_is_named():
         advance(State.SETTLED, Event.LEAVE)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(Event)), max_size=30))
 def test_however_it_goes_a_call_is_settled_once(events: list[Event]):
     state, settled = State.RECEIVING, 0

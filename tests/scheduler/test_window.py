@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.scheduler.window import SlidingCount
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60))
 def test_a_count_is_exact_to_a_tenth_of_its_window(steps: list[tuple[int, bool]]):
     count, now, seen = SlidingCount(10.0), 0.0, list[float]()
