@@ -1,8 +1,10 @@
 """llama.cpp: `llama-server`. Read and run at b11434 and read at commit 0c1e57098.
 
 Unknown members are ignored there, and so is the model's name unless the server is a router. It has
-no priority, no cache salt and no abort: closing the connection frees the slot. Its sampling
-defaults are its own (temperature 0.8, top_k 40, ...); forebay adds none.
+no priority and no cache salt. Its sampling defaults are its own (temperature 0.8, top_k 40, ...);
+forebay adds none. It has no abort either: a stream stops when its connection closes, but a whole
+answer is only given up once nothing at all has happened on the server for a second, so a busy one
+finishes it.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class LlamaCpp:
         edits = set_model(call)
         if call.route is Route.TOKENIZE:
             return self._tokenize(call, edits)
-        if call.members:
+        if call.route is Route.CHAT:  # the streams of other routes tell their usage anyway
             ask_usage(call, edits)
         return Translation(
             call.path,
@@ -139,7 +141,7 @@ class LlamaCpp:
         return Load(running=running, waiting=read_total(text, b"llamacpp:requests_deferred"))
 
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:
-        """Nothing to do: the slot is freed when the connection closes."""
+        """Nothing to do: closing the connection is all there is."""
 
     def _tokenize(self, call: Call, edits: dict[str, bytes]) -> Translation:
         members = call.members

@@ -61,6 +61,16 @@ def test_slots_and_adapters_are_taken_out_and_sampling_stays():
     assert LLAMACPP.translate(call(body)).drop == ("id_slot", "lora", "cache_prompt")
 
 
+def test_usage_is_asked_for_where_it_does_not_come_by_itself():
+    body = b'{"model":"tiny","stream":true}'
+
+    chat = LLAMACPP.translate(call(body, stream=True, meter_usage=True))
+    completion = LLAMACPP.translate(call(body, Route.COMPLETIONS, stream=True, meter_usage=True))
+
+    assert chat.set == {"stream_options": b'{"include_usage":true}'}
+    assert completion.set == {}
+
+
 def test_scoring_is_not_found_and_reranking_passes():
     assert LLAMACPP.translate(call(b'{"model":"tiny"}', Route.RERANK)).path == "/v1/rerank"
     with pytest.raises(InvalidRequest, match="/v1/rerank") as refused:
