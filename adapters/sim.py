@@ -14,6 +14,7 @@ from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreacha
 
 from .base import Load, ModelCard, Probe
 from .sim_engine import SimEngine, SimSettings
+from .sim_events import EventPublisher, shape_events
 from .sim_job import Job, Received, Reply
 from .sim_plain import VERSION
 from .sim_routes import answer
@@ -55,10 +56,11 @@ class Embedded:
         profile: str = "demo",
         fault: str | None = None,
         kv_events: str | None = None,
+        kv_replay: str | None = None,
     ) -> None:
         """Make an engine of these settings, or play one that was made elsewhere.
 
-        Raises ConfigError for a profile or fault that does not exist.
+        Raises ConfigError for a profile or fault that does not exist, or an endpoint that is taken.
         """
         try:
             self.engine = engine or SimEngine(
@@ -68,10 +70,12 @@ class Embedded:
                     profile=profile,
                     fault=fault,
                     events=kv_events,
+                    replay=kv_replay,
                 )
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        self._events = _publisher(self.engine)
         self.engine.running = lambda: self.running
         self.engine.forget = self._forget
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,20 +87,23 @@ class Embedded:
         self._due = 0.0
         self._down = False
 
-    # The opener
-
     def open(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes, sink: Sink
     ) -> SimStream:
         """Answer one request; see `Opener.open`."""
         loop = self._loop = asyncio.get_running_loop()
+        if self._events is not None:
+            self._events.watch(loop)
         stream = SimStream(sink, loop, self._left)
         received = Received(method, path.partition("?")[0], headers, body)
         loop.call_soon(self._receive, stream, received)
         return stream
 
     def close(self) -> None:
-        """Nothing idle is held; answers under way go on."""
+        """Stop publishing events; answers under way go on."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     def probe(self) -> Probe:
         """Say what it is; raises EngineUnreachable while it is down."""
@@ -140,8 +147,6 @@ class Embedded:
             stream.fail(EngineFailed("the engine broke off: it died and is starting again"))
         assert self._loop is not None, "only an engine that was opened can die"
         self._loop.call_later(back_after_s, self._come_back)
-
-    # From a request to its sequences
 
     def _receive(self, stream: SimStream, received: Received) -> None:
         if stream.over:
@@ -205,8 +210,6 @@ class Embedded:
         self._streaming.pop(job, None)
         self._stalled.discard(job)
 
-    # Steps
-
     def _wake(self) -> None:
         if self._timer is None:
             assert self._loop is not None
@@ -240,6 +243,9 @@ class Embedded:
         return self.engine.model.step(inf if instant else 0.0)
 
     def _deliver(self, result: StepResult) -> None:
+        if self._events is not None and result.events:
+            size = self.engine.profile.block_tokens
+            self._events.publish(shape_events(result.events, self.engine.tokens_of, size))
         for sequence in result.finished:
             choice = cast("Choice", sequence.id)
             self.engine.finish(choice)
@@ -319,15 +325,27 @@ class Embedded:
         self._forget(job)
         stream.fail(EngineFailed("the engine broke off in the middle of its answer"))
 
-    # Health
-
     def _check_up(self) -> None:
         if self._down:
             raise EngineUnreachable("the engine refused the connection: it is starting")
 
     def _come_back(self) -> None:
         self.engine.reset()
+        if self._events is not None:
+            self._events.restart()
         self._down = False
+
+
+def _publisher(engine: SimEngine) -> EventPublisher | None:
+    settings = engine.settings
+    if settings.events is None:
+        return None
+    try:
+        return EventPublisher(
+            settings.events, replay=settings.replay, topic=settings.topic, clock=engine.now
+        )
+    except OSError as error:
+        raise ConfigError(str(error)) from None
 
 
 class _Nobody:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -172,6 +172,12 @@ class SimEngine:
                         priority=job.priority,
                     )
                     self.model.add(choice.sequence)
+
+    def tokens_of(self, sequence: Sequence) -> tuple[list[int], str]:
+        """Return the token ids of a sequence, prompt and answer, and its cache salt."""
+        choice = cast("Choice", sequence.id)
+        assert choice.job is not None
+        return choice.job.prompts[choice.prompt] + choice.ids, choice.job.salt
 
     def finish(self, choice: Choice) -> None:
         """Count a choice that the model has finished."""

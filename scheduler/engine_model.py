@@ -285,8 +285,6 @@ class EngineModel:
         self._finish_due(result)
         self._settle_prefilled(result)
 
-    # Decoding sequences
-
     def _grow_decoding(self, result: StepResult) -> None:
         """Give a new block to each decoding sequence that stands at a block's end."""
         kv = self._kv
@@ -331,8 +329,6 @@ class EngineModel:
         else:
             self._ends[end] = [sequence]
             heappush(self._end_ticks, end)
-
-    # Prompts
 
     def _schedule_prefill(self, result: StepResult) -> tuple[int, int]:
         """Give the rest of the step's budget to prompts; return tokens and attention pairs."""
@@ -410,8 +406,6 @@ class EngineModel:
             else:
                 self._decode(sequence)
         self._prefilling = rest
-
-    # Coming and going
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
