@@ -99,12 +99,13 @@ class Connection(asyncio.Protocol):
         self._reused = False
         self.idle_since = 0.0
         self._parts: list[bytes] = []
+        # What the parser calls for each chunk: a bound C method costs half of one in Python.
         self.on_body = self._parts.append
-        """Called by the parser for each chunk: a bound C method costs half of one in Python."""
         self._begin()
         self._parser = HttpResponseParser(self)
 
     def _begin(self) -> None:
+        self._parts.clear()  # a sink that closed in on_head left the body here
         self._heard = False
         self._pushed = False
         self._complete = False
@@ -137,8 +138,9 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._stop_timer()
         error = None if task.cancelled() else task.exception()
-        if self._transport is not None:
+        if error is None and not task.cancelled():
             return  # from here on connection_lost tells
+        # A transport may exist even so, closed by the loop: uvloop then never says it is lost.
         self._store.forget(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -164,10 +166,13 @@ class Connection(asyncio.Protocol):
         # A cast, not isinstance: uvloop's transports are no subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         self._stop_timer()
-        if self._exchange is None:
+        if self._exchange is None or self._timed_out:
             self._transport.abort()
         else:
             self._send(self._exchange)
+            if self._exchange.paused:
+                # Later, since uvloop begins to read after this call, whatever was asked in it.
+                self._store.loop.call_soon(self.heed_pause, self._exchange)
 
     def reuse(self, exchange: Exchange) -> None:
         """Send the exchange's request on this idle connection."""
@@ -186,8 +191,6 @@ class Connection(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-        if exchange.paused:
-            self.heed_pause(exchange)
 
     def pause_writing(self) -> None:
         """Note that much of the request is still here."""
@@ -202,7 +205,9 @@ class Connection(asyncio.Protocol):
     def heed_pause(self, exchange: Exchange) -> None:
         """Read or not, as the exchange wishes."""
         transport = self._transport
-        if transport is None or exchange.paused is self._read_paused or transport.is_closing():
+        if transport is None or self._exchange is not exchange or transport.is_closing():
+            return
+        if exchange.paused is self._read_paused:
             return
         self._read_paused = exchange.paused
         if exchange.paused:
@@ -218,13 +223,16 @@ class Connection(asyncio.Protocol):
             return
         fault = None
         try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
+            if self._pushed:
+                self._parser.feed_data(data)
+            else:
+                self._feed_head(data)
+        except (HttpParserError, HttpParserUpgrade, _MalformedError) as error:
             fault = _told(error)
         parts = self._parts
         if self._complete and (fault is not None or not self._ends_clean(data)):
             self._keep = False
-        if not self._pushed and not self._push_head(exchange, data, fault):
+        if not self._pushed and not self._push_head(exchange, fault):
             return
         if parts:
             self._barren = 0
@@ -236,15 +244,23 @@ class Connection(asyncio.Protocol):
         if self._complete or fault is not None or self._barren > self._store.max_head:
             self._end(exchange, fault)
 
-    def _push_head(self, exchange: Exchange, data: bytes, fault: str | None) -> bool:
-        """Push the head, if it is whole. True when the exchange goes on from there."""
-        self._head_bytes += len(data)
+    def _feed_head(self, data: bytes) -> None:
+        """Feed what may hold the head, of which not a byte over the limit reaches the parser."""
         if not self._heard:
             self._heard = True
             if data[0] != _H:  # the parser would skip empty lines, and take RTSP and ICE for HTTP
-                fault, self._status = "the answer does not begin with HTTP/", 0
-        if not self._head_fits():
-            fault, self._status = f"the answer's head is over {self._store.max_head} bytes", 0
+                raise _MalformedError("the answer does not begin with HTTP/")
+        room = self._store.max_head - self._head_bytes
+        self._head_bytes += len(data)
+        self._parser.feed_data(data[:room])
+        if len(data) <= room:
+            return
+        if not self._status:
+            raise _MalformedError(f"the answer's head is over {self._store.max_head} bytes")
+        self._parser.feed_data(data[room:])
+
+    def _push_head(self, exchange: Exchange, fault: str | None) -> bool:
+        """Push the head, if it is whole. True when the exchange goes on from there."""
         if not self._status:
             if fault is not None:
                 self._fail(exchange, fault)
@@ -258,14 +274,6 @@ class Connection(asyncio.Protocol):
             self._end(exchange, None)
             return False
         return True
-
-    def _head_fits(self) -> bool:
-        limit = self._store.max_head
-        if self._head_bytes <= limit:
-            return True
-        # The last read may have held some of the body too.
-        size = sum(len(name) + len(value) + 4 for name, value in self._headers)
-        return self._status != 0 and size <= limit
 
     def _end(self, exchange: Exchange, fault: str | None) -> None:
         if self._exchange is not exchange:  # closed by its sink
@@ -363,7 +371,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the connection no more."""
         self._store.forget(self)
-        self._lose(exc)
+        if not self._timed_out:  # else _connected tells
+            self._lose(exc)
         del self._parser  # which refers back to this connection
 
     def _lose(self, error: Exception | None) -> None:
@@ -406,7 +415,7 @@ class Connection(asyncio.Protocol):
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-def _told(error: HttpParserError | HttpParserUpgrade) -> str:
+def _told(error: Exception) -> str:
     """Say what the parser, or our callback that stopped it, found: never the engine's bytes."""
     if isinstance(error, HttpParserUpgrade):
         return "an upgrade that was not asked for"

@@ -55,7 +55,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.fixture(name="until")
+@pytest.fixture(name="until", scope="session")
 def until_fixture() -> Callable[[Callable[[], object]], Awaitable[None]]:
     return until
 
@@ -133,6 +133,8 @@ class Upstream:
         self._server.close()
 
     async def __aexit__(self, *_: object) -> None:
+        for _turn in range(10):
+            await asyncio.sleep(0)  # what was accepted just now gets its transport
         self.stop()
         for writer in self._writers:
             writer.transport.abort()
@@ -155,7 +157,7 @@ class Upstream:
             self._writers.discard(writer)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def upstream() -> type[Upstream]:
     return Upstream
 
@@ -211,6 +213,6 @@ class Recorder:
             self._then(call[0])
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def recorder() -> type[Recorder]:
     return Recorder
