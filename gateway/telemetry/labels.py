@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from forebay.adapters.registry import CONTROL_FIELDS
 from forebay.policies.contracts import Finish, Route
-from forebay.scheduler.health import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from forebay.gateway.config.sections import Config
     from forebay.policies.contracts import Outcome
@@ -27,8 +27,12 @@ ROUTES = frozenset(
 FINISHES = frozenset(map(str, Finish))
 PHASES = ("uploading", "queued", "waiting", "streaming")
 """Where a request was when its caller left; `waiting` is placed, without a byte of answer."""
-STATES = (*map(str, State), OTHER)
-"""What an endpoint may be; exactly one is 1. `open` and `trial` are the breaker's."""
+STATES = (
+    *("unknown", "up", "returning", "half_open", "open", "down", "misconfigured"),
+    OTHER,
+)
+"""What an endpoint may be; exactly one is 1. `returning` is up, below its full limit; `open` and
+`half_open` are the breaker's."""
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -62,14 +66,14 @@ class LabelSpace:
     fields: frozenset[str] = frozenset()
 
     @classmethod
-    def from_config(cls, config: Config, *, fields: Collection[str] = ()) -> Self:
+    def from_config(cls, config: Config) -> Self:
         """Collect the names of a configuration."""
         pools = {
             pool.name: PoolLabels(frozenset(e.name for e in pool.endpoints), frozenset(pool.models))
             for pool in config.pools
         }
         tenants = frozenset(tenant.name for tenant in config.tenants) or frozenset({"default"})
-        return cls(MappingProxyType(pools), tenants, frozenset(fields))
+        return cls(MappingProxyType(pools), tenants, CONTROL_FIELDS)
 
     def pool(self, name: str) -> str:
         """Return the label for a pool's name."""

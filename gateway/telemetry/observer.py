@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from .traces import RequestTrace, Tracing
 
 
+BATCH = 128
+"""Outcomes folded and logged at once (0.7 ms): a busy gateway does not wait for the clock, lest
+thousands of them make one long pause."""
+
+
 class Telemetry:
     """Takes outcomes on the loop; `flush`, ten times a second, does what can wait."""
 
@@ -26,6 +31,7 @@ class Telemetry:
         self.spans = spans
         self.tracing: Tracing = PassOn() if spans is None else Sampler(sample)
         self._log = log
+        self._waiting = 0
         self.stripped = metrics.stripped
         self.retry_refused = metrics.retry_refused
         self.transition = metrics.transition
@@ -37,9 +43,13 @@ class Telemetry:
             self._log.add(outcome)
         if self.spans is not None:
             self.spans.settled(outcome, trace)
+        self._waiting += 1
+        if self._waiting >= BATCH:
+            self.flush()
 
     def flush(self) -> None:
         """Fold counts and write lines."""
+        self._waiting = 0
         self.metrics.fold()
         if self._log is not None:
             self._log.flush()
@@ -54,8 +64,6 @@ class Telemetry:
 
     def close(self) -> None:
         """Hand over all that is left."""
-        self.metrics.fold()
-        if self._log is not None:
-            self._log.close()
+        self.flush()
         if self.spans is not None:
             self.spans.close()

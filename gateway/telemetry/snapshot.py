@@ -12,7 +12,7 @@ class EndpointStatus:
     name: str
     engine: str
     state: str
-    """One of `scheduler.health.State`."""
+    """One of `labels.STATES`."""
     usable: bool
     """Whether requests are placed on it."""
     in_flight: int = 0

@@ -65,7 +65,7 @@ def logged(*outcomes: Outcome) -> Kept:
     log = AccessLog(kept, SPACE, clock=lambda: 103.0, wall=lambda: 1_700_000_000.5)
     for outcome in outcomes:
         log.add(outcome)
-    log.close()
+    log.flush()
     return kept
 
 
@@ -118,17 +118,6 @@ def test_lines_of_one_turn_are_handed_over_together():
     log.flush()
     log.flush()
     assert (kept.puts, len(kept.lines)) == (1, 5)
-
-
-def test_a_flush_is_bounded_and_the_rest_follows():
-    kept = Kept()
-    log = AccessLog(kept, SPACE)
-    for _ in range(access_log.MAX_BATCH + 3):
-        log.add(DONE)
-    log.flush()
-    assert len(kept.lines) == access_log.MAX_BATCH
-    log.flush()
-    assert len(kept.lines) == access_log.MAX_BATCH + 3
 
 
 def test_dates_follow_from_second_to_second():
@@ -185,7 +174,7 @@ def test_names_without_end_do_not_grow_memory():
     log = AccessLog(kept, SPACE)
     for n in range(access_log.MAX_CACHED + 100):
         log.add(replace(DONE, tenant=f"made-up-{n}"))
-    log.close()
+    log.flush()
     # No public number shows what is remembered.
     assert len(log._names) == access_log.MAX_CACHED  # pyright: ignore[reportPrivateUsage]
     assert len(kept.lines) == access_log.MAX_CACHED + 100
