@@ -22,3 +22,8 @@ ADAPTERS: dict[str, Adapter] = {
     "sim": SimAdapter(),
     "vllm": Vllm(),
 }
+
+CONTROL_FIELDS: frozenset[str] = frozenset[str]().union(
+    *(adapter.control_fields for adapter in ADAPTERS.values())
+)
+"""Every body member that steers some engine."""

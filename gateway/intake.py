@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.adapters.registry import CONTROL_FIELDS
 from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
 
 from . import multipart, wire
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 AnyBody = wire.Body | multipart.Form
 
-READ_OR_WRITTEN = frozenset(
+READ_OR_WRITTEN = CONTROL_FIELDS | frozenset(
     {
         "model",
         "stream",
@@ -37,11 +38,7 @@ READ_OR_WRITTEN = frozenset(
         "n",
         "best_of",
         "previous_response_id",
-        "store",
-        "priority",
-        "cache_salt",
-        "rid",
-        "request_id",
+        "prompt",
         "response_format",
     }
 )

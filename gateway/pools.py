@@ -207,14 +207,18 @@ class Pool:
         """Tell the dispatcher that something about the endpoints has changed."""
         self.start(self.dispatcher.changed(now), now)
 
+    def succeeded(self, endpoint: Endpoint, now: float) -> None:
+        """Take in a good answer."""
+        change = endpoint.health.request_succeeded(now)
+        if change is not None:
+            self.moved(endpoint, change, now)
+
     # -- health ----------------------------------------------------------------------------------
 
     def judged(self, endpoint: Endpoint, verdict: Verdict, reason: str, now: float) -> None:
         """Take in what an answer says of its endpoint."""
         health = endpoint.health
-        if verdict is Verdict.GOOD:
-            change = health.request_succeeded(now)
-        elif verdict is Verdict.BROKEN:
+        if verdict is Verdict.BROKEN:
             change = health.request_failed(now, reason)
         elif verdict is Verdict.MISCONFIGURED:
             change = health.misconfigured(now, reason)

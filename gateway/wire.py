@@ -35,7 +35,7 @@ Span = tuple[str, int, int, int]
 """A top-level member: its key, where the key and the value begin, and where the value ends."""
 
 _LITERALS = {
-    key: b'"%b"' % key.encode()
+    key: b'"%b":' % key.encode()
     for key in (
         "model",
         "messages",
@@ -82,13 +82,14 @@ class Body:
 
     def splice(self, replace: Mapping[str, bytes], drop: Iterable[str] = ()) -> bytes:
         """Return the body with members replaced, appended or dropped, the rest byte for byte."""
-        dropped = frozenset(drop)
-        if not replace and not dropped:
+        if not replace and not drop:
             return self.raw
-        kept = [span for span in self.spans if span[0] not in dropped]
-        if len(kept) != len(self.spans):
-            return _rebuild(self.raw, self.spans, kept, replace)
-        return _edit(self.raw, self.spans, replace)
+        spans = self.spans
+        dropped = frozenset(drop)
+        kept = [span for span in spans if span[0] not in dropped]
+        if len(kept) != len(spans):
+            return _rebuild(self.raw, spans, kept, replace)
+        return _edit(self.raw, spans, replace)
 
 
 EMPTY = Body(b"", {}, ())
@@ -111,9 +112,7 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
     except msgspec.DecodeError as error:
         raise InvalidRequest(_syntax(raw, error)) from None
     spans = _walk(raw, members)
-    if spans is None:
-        spans = _scan(raw, known)
-    return Body(raw, members, spans)
+    return Body(raw, members, _scan(raw, known) if spans is None else spans)
 
 
 def _check_unicode(raw: bytes) -> None:
@@ -140,20 +139,19 @@ def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
     Every key and value is compared with the text where it should be. The parser keeps a repeated
     key's first place and its last value, so a repeated or escaped key ends the walk.
     """
-    spans, position, first = list[Span](), 1, True
+    spans, position = list[Span](), 1
+    startswith = raw.startswith
     for key, value in members.items():
-        if first:
-            first = False
-        elif raw.startswith(b", ", position):
-            position += 2
-        else:
-            position += 1
-        literal = _LITERALS.get(key) or b'"%b"' % key.encode()
-        text = bytes(value)
-        at = position + len(literal) + 1
-        if raw.startswith(literal + b": " + text, position):
+        if spans:
+            position += 2 if startswith(b", ", position) else 1
+        literal = _LITERALS.get(key) or b'"%b":' % key.encode()
+        if not startswith(literal, position):
+            return None
+        at = position + len(literal)
+        if startswith(b" ", at):
             at += 1
-        elif not raw.startswith(literal + b":" + text, position):
+        text = bytes(value)
+        if not startswith(text, at):
             return None
         end = at + len(text)
         spans.append((key, position, at, end))
