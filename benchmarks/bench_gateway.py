@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Latency, requests/s and relayed chunks/s of the gateway, next to a peer in the same minutes.
+
+    FOREBAY_RIG=.../rig python benchmarks/bench_gateway.py [PEER ...] [--rounds 2] [--out FILE]
+
+Needs the rig: its mock upstream, its bench and its peers (`gateways.sh` names them; default
+`vllm-rr`). Gateways run on core 0, everything else on core 1. Each round measures the peers and
+forebay one after the other, since a shared machine's speed drifts; compare within a round.
+forebay runs with one tenant's key checked, metrics, request log and queue on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+UPSTREAMS = (8201, 8202)
+PORT = 8391
+BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}],"max_tokens":2}'
+CONFIG = """\
+version: 1
+server: {{host: 127.0.0.1, port: {port}, drain: {{notice: 0s, limit: 2s}}}}
+pools:
+  - name: tiny
+    models: [tiny]
+    endpoints:
+      - {{name: a, engine: vllm, url: "http://127.0.0.1:8201"}}
+      - {{name: b, engine: vllm, url: "http://127.0.0.1:8202"}}
+tenants:
+  - {{name: acme, keys: ["sha256:{digest}"]}}
+"""
+
+
+@contextlib.contextmanager
+def running(command: list[str], core: int, log: Path) -> Generator[int]:
+    """Run a command pinned to a core, its output in a file; yield its pid."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *command], stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def wait_for(port: int, key: str) -> float:
+    """Wait until a gateway answers; return the seconds it took."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < 60:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            BODY,
+            {"content-type": "application/json", "authorization": f"Bearer {key}"},
+        )
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2):
+            return time.perf_counter() - started
+        time.sleep(0.02)
+    raise SystemExit(f"nothing answers on port {port}")
+
+
+def measure(
+    rig: Path, name: str, port: int, pid: int, key: str, extra: list[str]
+) -> dict[str, Any]:
+    """Run the rig's bench on one gateway."""
+    command = [sys.executable, str(rig / "bench.py"), "--vary", "1000", "--name", name]
+    command += ["--url", f"http://127.0.0.1:{port}", "--direct", f"http://127.0.0.1:{UPSTREAMS[0]}"]
+    command += ["--pid", str(pid), "--header", f"authorization: Bearer {key}", *extra]
+    done = subprocess.run(
+        ["taskset", "-c", "1", *command], capture_output=True, text=True, timeout=400, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr or done.stdout)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def one(rig: Path, name: str, folder: Path, extra: list[str]) -> dict[str, Any]:
+    """Start one gateway, measure it, stop it."""
+    key = "fb_bench_" + secrets.token_urlsafe(24)
+    if name == "forebay":
+        config = folder / "forebay.yaml"
+        digest = sha256(key.encode()).hexdigest()
+        config.write_text(CONFIG.format(port=PORT, digest=digest))
+        forebay = str(Path(sys.executable).with_name("forebay"))
+        command = [forebay, "serve", "-c", str(config)]
+    else:
+        command = [str(rig / "gateways.sh"), name, str(PORT)]
+    with running(command, 0, folder / f"{name}.log") as pid:
+        ready = wait_for(PORT, key)
+        result = measure(rig, name, pid=pid, key=key, extra=extra)
+    result["ready_s"] = round(ready, 2)
+    time.sleep(1)
+    return result
+
+
+def row(result: dict[str, Any]) -> str:
+    """Write one result as a line of a Markdown table."""
+    lat, rps, sse = result.get("lat", {}), result.get("rps", {}), result.get("sse", {})
+    cells = (
+        result["name"],
+        lat.get("added_p50_us"),
+        lat.get("cpu_us_per_req"),
+        rps.get("rps") and round(rps["rps"]),
+        rps.get("cpu_us_per_req"),
+        rps.get("p99"),
+        sse.get("chunks_per_s_median"),
+        sse.get("cpu_us_per_chunk"),
+        result.get("rss_mb"),
+        result.get("ready_s"),
+        round(result["load1"], 1),
+    )
+    return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
+
+
+HEAD = (
+    "| gateway | added p50 us | CPU us/request c=1 | requests/s c=64 | CPU us/request c=64 "
+    "| p99 c=64 | SSE chunks/s | CPU us/chunk | RSS MB | ready s | load |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("peers", nargs="*", default=["vllm-rr"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--one-by-one", action="store_true", help="one chunk a write upstream")
+    parser.add_argument("--parts", default="lat,rps,sse")
+    parser.add_argument("--out", type=Path, help="append the results as JSON lines")
+    arguments = parser.parse_args()
+    if "FOREBAY_RIG" not in os.environ:
+        raise SystemExit("set FOREBAY_RIG to the folder of the rig's scripts")
+    rig = Path(os.environ["FOREBAY_RIG"])
+    upstream = [sys.executable, str(rig / "mock_upstream.py")]
+    for port in UPSTREAMS:
+        upstream += ["--port", str(port)]
+    if arguments.one_by_one:
+        upstream.append("--one-by-one")
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as name, running(upstream, 1, Path(name) / "mock.log"):
+        time.sleep(1)
+        for _ in range(arguments.rounds):
+            for gateway in (*arguments.peers, "forebay"):
+                result = one(rig, gateway, Path(name), ["--parts", arguments.parts])
+                print(row(result), flush=True)
+                if arguments.out:
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
