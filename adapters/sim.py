@@ -10,6 +10,8 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, cast
 
+import msgspec
+
 from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreachable, Route
 
 from .base import Load, ModelCard, Probe
@@ -18,7 +20,7 @@ from .sim_events import EventPublisher, shape_events
 from .sim_job import Job, Received, Reply
 from .sim_plain import VERSION
 from .sim_routes import answer
-from .sim_stream import SimStream
+from .sim_stream import Collector, SimStream
 from .vllm import Vllm
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 DOWN_S = 1.0
 """How long a dead engine takes to come back."""
 _BURST = 64
+_JSON = (("content-type", "application/json"),)
+_encode = msgspec.json.encode
 _SSE = b"text/event-stream; charset=utf-8"
 
 
@@ -98,6 +102,24 @@ class Embedded:
         received = Received(method, path.partition("?")[0], headers, body)
         loop.call_soon(self._receive, stream, received)
         return stream
+
+    async def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str = "POST",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> Collector:
+        """Send one request with this JSON body (bytes as they are), and wait for its whole answer.
+
+        For tests and notebooks; an answer that broke off has its `error` set.
+        """
+        raw = body if isinstance(body, bytes) else b"" if body is None else _encode(body)
+        collector = Collector()
+        self.open(method, path, headers or _JSON, raw, collector)
+        await collector.ended.wait()
+        return collector
 
     def close(self) -> None:
         """Stop publishing events; answers under way go on."""

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from forebay.policies.contracts import EngineFailed
 
     from .base import Headers, Sink
     from .sim_job import Job
+
+
+class Collector:
+    """A sink that keeps one answer, for whoever wants it whole."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.chunks: list[bytes] = []
+        self.error: EngineFailed | None = None
+        self.ended = asyncio.Event()
+
+    @property
+    def body(self) -> bytes:
+        """What has come of the body."""
+        return b"".join(self.chunks)
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        """See `Sink`."""
+        self.status, self.headers = status, dict(headers)
+
+    def on_data(self, data: bytes) -> None:
+        """See `Sink`."""
+        self.chunks.append(data)
+
+    def on_end(self) -> None:
+        """See `Sink`."""
+        self.ended.set()
+
+    def on_failure(self, error: EngineFailed) -> None:
+        """See `Sink`."""
+        self.error = error
+        self.ended.set()
 
 
 class SimStream:

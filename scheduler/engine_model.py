@@ -247,7 +247,7 @@ class EngineModel:
             duration = jump * fixed + per_context * (
                 jump * context + count * (jump * (jump - 1) // 2)
             )
-            if jump > 1 and elapsed + duration > limit_s:
+            if jump > 1 and elapsed + duration >= limit_s:
                 jump, duration = 1, fixed + per_context * context
             elapsed += duration
             ticks += jump

@@ -1,205 +1,448 @@
-"""The embedded engine as an opener: answers, streams, faults, leaving."""
+"""The embedded engine as an opener: time, leaving, pausing, faults, probes."""
+
+# That nothing is left behind is about what it keeps inside.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import msgspec
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from forebay.adapters.sim import Embedded
+from forebay.adapters.base import Load, ModelCard, Target
+from forebay.adapters.sim import Embedded, SimAdapter
 from forebay.adapters.sim_engine import SimEngine, SimSettings
-from forebay.policies.contracts import EngineFailed, EngineUnreachable
+from forebay.adapters.sim_stream import Collector
+from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreachable, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from forebay.adapters.base import Headers
+    from forebay.adapters.base import Headers, Stream
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hello world"}]}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-    },
-}
+TEN = {**HELLO, "sim": {"output_tokens": 10}}
+STREAM = {**TEN, "stream": True}
+DONE = b"data: [DONE]\n\n"
 
 
-class Heard:
-    """A sink that keeps what it hears."""
+class _Skipping(selectors.DefaultSelector):
+    """Waiting takes no time: the clock jumps to the next timer."""
 
     def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.chunks: list[bytes] = []
-        self.calls: list[str] = []
-        self.ended = asyncio.get_running_loop().create_future()
-        self.on_chunk: Callable[[], None] | None = None
-        self.error: EngineFailed | None = None
+        super().__init__()
+        self.now = 0.0
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        self.calls.append("head")
-        self.status, self.headers = status, dict(headers)
-
-    def on_data(self, data: bytes) -> None:
-        self.calls.append("data")
-        self.chunks.append(data)
-        if self.on_chunk is not None:
-            self.on_chunk()
-
-    def on_end(self) -> None:
-        self.calls.append("end")
-        self.ended.set_result(None)
-
-    def on_failure(self, error: EngineFailed) -> None:
-        self.calls.append("failure")
-        self.error = error
-        self.ended.set_result(None)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.chunks)
-
-    @property
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
-
-    @property
-    def events(self) -> list[Any]:
-        """The data of each event but the end mark."""
-        assert self.body.endswith(b"data: [DONE]\n\n")
-        return [
-            msgspec.json.decode(event.removeprefix(b"data: "))
-            for event in self.body.split(b"\n\n")[:-2]
-        ]
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(0)
+        if not found and timeout:
+            self.now += timeout
+        return found
 
 
-def embedded(**settings: Any) -> Embedded:
-    settings.setdefault("profile", "instant")
-    return Embedded(engine=SimEngine(SimSettings(**settings), clock=lambda: 1_700_000_000.0))
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.clock = _Skipping()
+        super().__init__(self.clock)
 
-
-def start(engine: Embedded, body: Any, path: str = CHAT, method: str = "POST") -> tuple[Any, Heard]:
-    heard = Heard()
-    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return engine.open(method, path, [("content-type", "application/json")], raw, heard), heard
-
-
-async def ask(engine: Embedded, body: Any, path: str = CHAT, method: str = "POST") -> Heard:
-    _, heard = start(engine, body, path, method)
-    await heard.ended
-    return heard
+    def time(self) -> float:
+        return self.clock.now
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 20))
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(main)
 
 
-def test_a_chat_answer_is_one_that_the_official_sdk_reads() -> None:
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Heard(Collector):
+    """Also keeps what was called, and when, and can be told to act on a chunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, float]] = []
+        self.on_chunk: Callable[[], object] = lambda: None
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.calls.append(("head", round(now(), 3)))
+        super().on_head(status, headers)
+
+    def on_data(self, data: bytes) -> None:
+        self.calls.append(("data", round(now(), 3)))
+        super().on_data(data)
+        self.on_chunk()
+
+    def on_end(self) -> None:
+        self.calls.append(("end", round(now(), 3)))
+        super().on_end()
+
+    def on_failure(self, error: EngineFailed) -> None:
+        self.calls.append(("failure", round(now(), 3)))
+        super().on_failure(error)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+def start(engine: Embedded, body: Any) -> tuple[Stream, Heard]:
+    heard = Heard()
+    return engine.open("POST", CHAT, [], msgspec.json.encode(body), heard), heard
+
+
+async def never_ends(heard: Heard) -> bool:
+    try:
+        await asyncio.wait_for(heard.ended.wait(), 10_000)
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_tokens_come_in_the_profiles_time() -> None:
     async def main() -> None:
-        heard = await ask(embedded(), {**HELLO, "sim": {"output_tokens": 7}})
+        _, heard = start(Embedded(), STREAM)
+        await heard.ended.wait()
 
-        answer = ChatCompletion.model_validate(heard.json)
-        assert (heard.status, heard.error) == (200, None)
-        assert heard.headers[b"content-type"] == b"application/json"
-        assert heard.headers[b"content-length"] == str(len(heard.body)).encode()
-        assert (answer.model, answer.object) == ("sim", "chat.completion")
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 7
-        assert answer.choices[0].finish_reason == "stop"
-        assert len((answer.choices[0].message.content or "").split()) >= 5
+        times = [when for name, when in heard.calls if name == "data"]
+        assert heard.calls[0] == ("head", 0.08)
+        assert times[:4] == [0.095, 0.109, 0.124, 0.138]
+        assert heard.calls[-1] == ("end", times[-1])
+        assert len(times) == 11  # ten tokens, and the end mark with the last of them
+        assert times[-1] == times[-2]
 
     run(main())
 
 
-def test_a_streamed_chat_says_the_same_as_a_whole_one() -> None:
+def test_a_whole_answer_comes_at_its_end() -> None:
     async def main() -> None:
-        whole = (await ask(embedded(), HELLO)).json
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        heard = await ask(embedded(), {**HELLO, **options})
-
-        chunks = [ChatCompletionChunk.model_validate(event) for event in heard.events]
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-        assert heard.headers == {b"content-type": b"text/event-stream; charset=utf-8"}
-        assert text == whole["choices"][0]["message"]["content"]
-        assert chunks[0].choices[0].delta.role == "assistant"
-        assert chunks[-2].choices[0].finish_reason == "stop"
-        assert chunks[-1].choices == []
-        assert heard.events[-1]["usage"] == whole["usage"]
+        _, heard = start(Embedded(), TEN)
+        await heard.ended.wait()
+        assert heard.calls == [("head", 0.226), ("data", 0.226), ("end", 0.226)]
 
     run(main())
 
 
 def test_the_sink_is_never_called_before_open_has_returned() -> None:
     async def main() -> None:
-        _, heard = start(embedded(), HELLO)
-        assert heard.calls == []
-        await heard.ended
-        assert heard.calls == ["head", "data", "end"]
+        stream, heard = start(Embedded(profile="instant"), HELLO)
+        assert (heard.calls, stream.sent) == ([], False)
+        await heard.ended.wait()
+        assert (heard.names, stream.sent) == (["head", "data", "end"], True)
 
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "kind"),
-    [
-        (b"{", 400, "Bad Request"),
-        (b"[]", 400, "Bad Request"),
-        ({**HELLO, "model": "nope"}, 404, "NotFoundError"),
-        ({"model": "sim", "messages": 3}, 400, "Bad Request"),
-        ({**HELLO, "n": 0}, 400, "BadRequestError"),
-        ({**HELLO, "temperature": -1}, 400, "BadRequestError"),
-        ({**HELLO, "max_tokens": 10**6}, 400, "BadRequestError"),
-        ({**HELLO, "sim": {"fault": "nope"}}, 400, "BadRequestError"),
-        ({**HELLO, "stop": ""}, 400, "BadRequestError"),
-        ({**HELLO, "cache_salt": ""}, 400, "BadRequestError"),
-    ],
-)
-def test_a_wrong_request_gets_an_error_in_the_engines_shape(
-    body: Any, status: int, kind: str
-) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.085, 0.13])
+@pytest.mark.parametrize("body", [TEN, STREAM])
+def test_a_caller_that_leaves_frees_the_engine_at_once(body: Any, after_s: float) -> None:
     async def main() -> None:
-        heard = await ask(embedded(), body)
-
-        error = heard.json["error"]
-        assert (heard.status, error["type"], error["code"]) == (status, kind, status)
-        assert set(error) == {"message", "type", "param", "code"}
-
-    run(main())
-
-
-def test_a_caller_that_leaves_frees_the_engine_at_once() -> None:
-    async def main() -> None:
-        engine = embedded(profile="demo")
-        stream, heard = start(engine, {**HELLO, "stream": True})
-        first = asyncio.Event()
-        heard.on_chunk = first.set
-        await first.wait()
-        assert engine.load().running == 1
-
+        engine = Embedded()
+        stream, heard = start(engine, body)
+        await asyncio.sleep(after_s)
         stream.close()
-        told = len(heard.calls)
+        told = list(heard.calls)
+
+        assert engine.load() == Load(running=0, waiting=0, kv_use=0.0)
+        assert await never_ends(heard)
+        assert heard.calls == told
+        stream.close()
+
+    run(main())
+
+
+def test_nothing_is_left_of_ten_thousand_callers_that_left() -> None:
+    async def main() -> None:
+        engine = Embedded()
+        for number in range(10_000):
+            stream, _ = start(engine, STREAM)
+            if number % 50 == 0:
+                await asyncio.sleep(0.001 * (number % 7))
+            stream.close()
+        await asyncio.sleep(10)
+
+        assert engine.load() == Load(running=0, waiting=0, kv_use=0.0)
+        assert (engine._streams, engine._streaming, engine._stalled) == ({}, {}, set())
+
+    run(main())
+
+
+def test_a_sink_may_leave_from_within_a_chunk() -> None:
+    async def main() -> None:
+        engine = Embedded()
+        stream, heard = start(engine, STREAM)
+        heard.on_chunk = stream.close
+        assert await never_ends(heard)
+        assert heard.names == ["head", "data"]
         assert engine.load().running == 0
-        assert engine.engine.model.kv.used == 0
-        await asyncio.sleep(0.05)
-        assert len(heard.calls) == told
+
+    run(main())
+
+
+def test_a_paused_stream_holds_everything_back_and_loses_nothing() -> None:
+    async def main() -> None:
+        _, plain = start(Embedded(seed=3), STREAM)
+        await plain.ended.wait()
+        stream, heard = start(Embedded(seed=3), STREAM)
+        await asyncio.sleep(0.11)
+        stream.pause()
+        told = list(heard.calls)
+        await asyncio.sleep(5)
+        assert heard.calls == told
+
+        stream.resume()
+        assert heard.calls == told
+        await heard.ended.wait()
+        assert heard.names == plain.names
+        assert len(heard.body) == len(plain.body)
+
+    run(main())
+
+
+def test_a_stream_paused_again_while_it_catches_up_stops() -> None:
+    async def main() -> None:
+        stream, heard = start(Embedded(profile="instant"), STREAM)
+        stream.pause()
+        await asyncio.sleep(1)
+        heard.on_chunk = stream.pause
+        for seen in range(1, 5):
+            stream.resume()
+            await asyncio.sleep(1)
+            assert heard.names == ["head"] + ["data"] * seen
+
+    run(main())
+
+
+def test_many_share_the_engines_steps() -> None:
+    async def main() -> None:
+        engine = Embedded(profile="h200-8b")
+        body = {**HELLO, "sim": {"output_tokens": 500}}
+        streams = [start(engine, body)[1] for _ in range(300)]
+        await asyncio.sleep(0.1)
+        assert engine.load().running == 256
+        assert engine.load().waiting == 44
+        await asyncio.gather(*(heard.ended.wait() for heard in streams))
+        assert {heard.status for heard in streams} == {200}
 
     run(main())
 
 
 def test_refused_means_that_the_request_was_never_sent() -> None:
     async def main() -> None:
-        stream, heard = start(embedded(fault="refuse"), HELLO)
-        await heard.ended
+        stream, heard = start(Embedded(fault="refuse"), HELLO)
+        await heard.ended.wait()
         assert isinstance(heard.error, EngineUnreachable)
-        assert (stream.sent, heard.calls) == (False, ["failure"])
+        assert (stream.sent, heard.names) == (False, ["failure"])
 
     run(main())
+
+
+@pytest.mark.parametrize(("fault", "status"), [("error503", 503), ("error500", 500)])
+def test_an_error_on_demand_has_the_engines_shape(fault: str, status: int) -> None:
+    async def main() -> None:
+        answer = await Embedded(fault=fault).ask(CHAT, STREAM)
+        assert (answer.status, answer.error) == (status, None)
+        assert msgspec.json.decode(answer.body)["error"]["code"] == status
+
+    run(main())
+
+
+def test_a_stalled_answer_never_comes_and_holds_its_seat() -> None:
+    async def main() -> None:
+        engine = Embedded()
+        stream, heard = start(engine, {**HELLO, "sim": {"fault": "stall"}})
+        assert await never_ends(heard)
+        assert (heard.calls, stream.sent, engine.load().running) == ([], True, 1)
+        stream.close()
+        assert engine.load().running == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("body", [TEN, STREAM])
+def test_a_stall_after_the_first_bytes_never_ends(body: Any) -> None:
+    async def main() -> None:
+        engine = Embedded(fault="stall_after_first")
+        stream, heard = start(engine, body)
+        assert await never_ends(heard)
+        assert heard.names == ["head", "data"]
+        assert engine.load().running == 1
+        stream.close()
+        assert engine.load() == Load(running=0, waiting=0, kv_use=0.0)
+
+    run(main())
+
+
+def test_a_cut_stream_breaks_off_in_the_middle() -> None:
+    async def main() -> None:
+        engine = Embedded(fault="cut")
+        answer = await engine.ask(CHAT, STREAM)
+        assert isinstance(answer.error, EngineFailed)
+        assert not isinstance(answer.error, EngineUnreachable)
+        assert len(answer.chunks) == 5
+        assert DONE not in answer.body
+        assert engine.load() == Load(running=0, waiting=0, kv_use=0.0)
+
+    run(main())
+
+
+def test_a_cut_answer_is_shorter_than_it_said() -> None:
+    async def main() -> None:
+        answer = await Embedded(fault="cut").ask(CHAT, TEN)
+        assert isinstance(answer.error, EngineFailed)
+        assert answer.status == 200
+        assert 0 < len(answer.body) < int(answer.headers[b"content-length"])
+
+    run(main())
+
+
+@pytest.mark.parametrize("body", [TEN, STREAM])
+def test_a_slow_answer_takes_ten_times_as_long(body: Any) -> None:
+    async def main() -> None:
+        _, plain = start(Embedded(), body)
+        await plain.ended.wait()
+        begun = now()
+        _, slow = start(Embedded(fault="slow"), body)
+        await slow.ended.wait()
+        assert slow.names == plain.names
+        assert slow.calls[-1][1] - begun == pytest.approx(10 * plain.calls[-1][1], rel=0.01)
+
+    run(main())
+
+
+def test_only_the_slow_one_is_slow() -> None:
+    async def main() -> None:
+        engine = Embedded()
+        _, slow = start(engine, {**STREAM, "sim": {"output_tokens": 10, "fault": "slow"}})
+        _, plain = start(engine, STREAM)
+        await plain.ended.wait()
+        assert (now() < 0.3, slow.calls) == (True, [])
+
+    run(main())
+
+
+def test_an_empty_answer_says_nothing() -> None:
+    async def main() -> None:
+        answer = msgspec.json.decode((await Embedded(fault="empty").ask(CHAT, HELLO)).body)
+        assert answer["choices"][0]["message"]["content"] == ""
+        assert answer["choices"][0]["finish_reason"] == "stop"
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", ["restart", "poison"])
+def test_an_engine_that_dies_takes_all_its_answers_with_it_and_comes_back(fault: str) -> None:
+    async def main() -> None:
+        clock = iter(range(100, 10_000, 100))
+        engine = Embedded(SimEngine(SimSettings(), clock=lambda: next(clock)))
+        started = engine.probe().started
+        _, other = start(engine, {**STREAM, "sim": {"output_tokens": 500}})
+        await asyncio.sleep(0.2)
+        _, guilty = start(engine, {**STREAM, "sim": {"fault": fault}})
+        await asyncio.gather(other.ended.wait(), guilty.ended.wait())
+
+        died = now()
+        assert isinstance(other.error, EngineFailed)
+        assert isinstance(guilty.error, EngineFailed)
+        assert guilty.names[-1] == "failure"
+        assert ("data" in guilty.names) == (fault == "restart")
+        with pytest.raises(EngineUnreachable):
+            engine.probe()
+        assert isinstance((await engine.ask(CHAT, HELLO)).error, EngineUnreachable)
+
+        await asyncio.sleep(1.01 - (now() - died))
+        assert engine.probe().started != started
+        assert engine.load() == Load(running=0, waiting=0, kv_use=0.0)
+        answer = await engine.ask(CHAT, {**HELLO, "messages": [LONG]})
+        assert msgspec.json.decode(answer.body)["usage"]["prompt_tokens_details"] == {
+            "cached_tokens": 0
+        }
+
+    run(main())
+
+
+LONG = {"role": "user", "content": "the quiet turbine holds the level " * 20}
+
+
+def test_a_share_of_the_requests_goes_wrong_the_same_in_each_run() -> None:
+    async def main() -> None:
+        async def statuses() -> list[int]:
+            engine = Embedded(fault="error503:0.3", seed=5, profile="instant")
+            return [(await engine.ask(CHAT, HELLO)).status for _ in range(200)]
+
+        first, second = await statuses(), await statuses()
+        assert first == second
+        assert 40 <= first.count(503) <= 80
+        assert first.count(200) == 200 - first.count(503)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "fault", ["nope", "cut:", "cut:2", "cut:-1", "cut:x", "cut:nan", "", ":0.5"]
+)
+def test_a_fault_that_does_not_exist_is_a_configuration_error(fault: str) -> None:
+    with pytest.raises(ConfigError, match="fault"):
+        Embedded(fault=fault)
+
+
+def test_a_profile_that_does_not_exist_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        Embedded(profile="dem")
+
+
+def test_a_probe_says_what_it_is() -> None:
+    async def main() -> None:
+        engine = Embedded(SimEngine(SimSettings(models=("a", "b")), clock=lambda: 5.0))
+        probe = engine.probe()
+        assert (probe.engine, probe.limit, probe.started) == ("sim", 256, 5.0)
+        assert probe.models == (ModelCard("a", 32768), ModelCard("b", 32768))
+        assert probe.routes == frozenset(Route)
+
+    run(main())
+
+
+class _Transport(httpx.AsyncBaseTransport):
+    """HTTP without a network: hands requests to an opener."""
+
+    def __init__(self, engine: Embedded) -> None:
+        self._engine = engine
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._engine.ask(
+            request.url.path, await request.aread(), method=request.method
+        )
+        return httpx.Response(answer.status, content=answer.body)
+
+
+def test_behind_a_port_the_adapter_sees_what_an_embedded_one_says() -> None:
+    async def main() -> None:
+        engine = Embedded(SimEngine(SimSettings(), clock=lambda: 1_700_000_000.0))
+        adapter, target = SimAdapter(), Target("sim-0", "http://sim")
+        _, heard = start(engine, {**STREAM, "sim": {"output_tokens": 100}})
+        await asyncio.sleep(0.2)
+        async with httpx.AsyncClient(transport=_Transport(engine)) as http:
+            probe = await adapter.probe(http, target)
+            load = await adapter.read_load(http, target)
+
+        direct = engine.probe()
+        assert load == engine.load()
+        assert load.running == 1
+        assert (probe.engine, probe.version) == (direct.engine, direct.version)
+        assert (probe.models, probe.started) == (direct.models, direct.started)
+        assert probe.routes == direct.routes
+        await heard.ended.wait()
+
+    run(main())
+
+
+def test_the_sim_field_is_no_control_field() -> None:
+    assert "sim" not in SimAdapter.control_fields
+    assert SimAdapter.engine == "sim"

@@ -312,6 +312,15 @@ def test_instant_takes_no_time() -> None:
     assert finish(model) == 0.0
 
 
+def test_a_step_of_no_time_is_one_step_still() -> None:
+    model = EngineModel(INSTANT)
+    one = Sequence("s", 5, 1000)
+    model.add(one)
+
+    assert [model.step().steps for _ in range(40)] == [1] * 40
+    assert model.produced(one) == 40
+
+
 def test_an_unknown_profile_names_the_nearest() -> None:
     assert find_profile("demo") is DEMO
     with pytest.raises(ValueError, match="no profile 'deom': did you mean 'demo'"):
