@@ -194,7 +194,6 @@ class Health:
 
     def restarted(self, now: float) -> Change | None:
         """Note that the engine is a new process: its caches are cold, its failures forgotten."""
-        self._request_fails = self._probe_fails = 0
         if self.state is State.OPEN:
             return self._go(State.TRIAL, "the engine restarted; one request tries it")
         if self.state is not State.UP:
@@ -212,6 +211,7 @@ class Health:
 
     def _return(self, now: float, reason: str) -> Change:
         self._ramp_from = now
+        self._request_fails = 0
         self._open_s = self._settings.breaker_open
         return self._go(State.UP, reason)
 
@@ -225,5 +225,4 @@ class Health:
     def _go(self, new: State, reason: str) -> Change:
         change = Change(self.state, new, reason)
         self.state = new
-        self._passes = self._probe_fails = self._request_fails = 0
         return change

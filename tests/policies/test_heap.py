@@ -55,6 +55,21 @@ def test_an_id_is_taken_once():
     assert (len(heap), "x" in heap, "y" in heap) == (1, True, False)
 
 
+def test_earlier_entries_of_one_that_came_back_are_not_kept():
+    heap: Heap[int] = Heap()
+    heap.add(0, "head", 0)
+    for n in range(60):
+        heap.add(n, "often", n)
+        heap.remove("often")
+    heap.add(99, "often", 99)
+
+    for n in range(10):
+        heap.add(n, str(n), n)
+        heap.remove(str(n))
+
+    assert heap.held < 20
+
+
 def test_what_left_behind_a_lasting_head_is_not_kept():
     heap: Heap[int] = Heap()
     heap.add(0, "head", 0)

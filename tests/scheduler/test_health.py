@@ -92,6 +92,15 @@ def after(script: str, *, optimistic: bool = False) -> tuple[Health, list[Change
         ),
         pytest.param("pass fail fail fail fail miss miss miss", State.DOWN, id="open, then dead"),
         pytest.param("pass fail fail fail fail restart", State.TRIAL, id="a new process is tried"),
+        pytest.param(
+            "pass fail fail fail miss miss miss pass pass fail",
+            State.UP,
+            id="a return is a fresh start",
+        ),
+        pytest.param("pass fail fail fail restart fail", State.UP, id="so is a new process"),
+        pytest.param(
+            "pass miss miss fail fail fail fail miss", State.DOWN, id="each witness for itself"
+        ),
         pytest.param("pass wrong", State.MISCONFIGURED, id="a wrong key"),
         pytest.param("pass wrong ok pass", State.MISCONFIGURED, id="one pass may be an old one"),
         pytest.param("pass wrong pass wrong pass", State.MISCONFIGURED, id="it is still wrong"),
