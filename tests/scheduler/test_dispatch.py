@@ -201,6 +201,20 @@ def test_a_retried_request_is_let_into_a_full_queue():
     assert d.queued == 1
 
 
+def test_new_limits_hold_for_who_comes_next_and_not_for_who_waits():
+    d = dispatcher(view("a"))
+    for n in range(4):
+        d.submit(request(n), 0.0)
+
+    d.set_limits(max_requests=2, max_bytes=10_000)
+    with pytest.raises(Overloaded):
+        d.submit(request(4), 0.0)
+    assert d.queued == 3
+    d.set_limits(max_requests=4, max_bytes=10_000)
+
+    assert (d.submit(request(4), 0.0), d.queued) == (None, 4)
+
+
 def test_no_queue_at_all_still_places():
     d = dispatcher(view("a"), max_requests=0)
 
