@@ -172,10 +172,10 @@ class Process:
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, self._stop)
+            loop.add_signal_handler(name, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Drain; told twice, hurry."""
         if self._stopped.is_set():
             self._hurry.set()
