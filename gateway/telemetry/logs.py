@@ -28,10 +28,13 @@ MAX_TEXT = 512
 MAX_FOREIGN = 200
 MAX_FRAMES = 20
 MAX_FIELDS = 32
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "taskName"),
+    "color_message",  # uvicorn says the same twice
+}
 _QUOTED = re.compile(r"""'[^']*'?|"[^"]*"?""")
-QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "uvicorn.access")
-"""Foreign loggers whose INFO and DEBUG lines say URLs or peers that nobody asked for."""
+QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "uvicorn")
+"""Foreign loggers whose INFO and DEBUG lines say URLs, peers or steps that nobody asked for."""
 
 
 class Lines(Protocol):

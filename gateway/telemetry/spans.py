@@ -11,6 +11,7 @@ only where `telemetry.otlp` is set, since the SDK takes 100 ms to import.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -29,15 +30,17 @@ from forebay.policies.contracts import Finish, Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from opentelemetry.sdk.trace import SpanProcessor
-
     from forebay.policies.contracts import Outcome
 
     from .labels import LabelSpace, Names
     from .traces import RequestTrace, TraceContext
 
+logger = logging.getLogger(__name__)
+
 MAX_WAITING = 2048
-"""Traced requests whose spans are not built yet; more are dropped and counted."""
+"""Traced requests whose spans are not sent yet; more are dropped and counted."""
+BATCH = 32
+"""Requests whose spans are sent together: encoding more would hold the interpreter for too long."""
 SLICE = 8
 """Requests built before the thread lets go of the interpreter (about 0.5 ms)."""
 # The gen_ai names are still in development: these are those of semantic conventions 1.41.
@@ -54,26 +57,31 @@ _FAILED = frozenset({Finish.ENGINE_ERROR, Finish.TRUNCATED, Finish.TIMEOUT})
 
 
 class Spans:
-    """Takes settled requests from the loop; builds and hands on their spans in a thread."""
+    """Takes settled requests from the loop; builds and sends their spans in a thread.
+
+    One bounded queue and one thread, where the SDK's batch processor would put a second queue
+    behind it that loses spans uncounted. A collector that is away is logged once, not each time.
+    """
 
     def __init__(
         self,
-        processor: SpanProcessor,
+        exporter: SpanExporter,
         labels: LabelSpace,
         *,
         version: str = "",
         clock: Callable[[], float] = time.monotonic,
-        interval: float = 0.5,
+        interval: float = 1.0,
     ) -> None:
         """`clock` is the one that the outcomes' times come from."""
         self.dropped = 0
         """Traced requests whose spans were lost."""
         self.labels = labels
         """A reload replaces it."""
-        self._processor = processor
+        self._exporter = exporter
         self._builder = _Builder(version)
         self._clock = clock
         self._interval = interval
+        self._reached = True
         self._waiting: deque[tuple[Outcome, RequestTrace]] = deque()
         self._stop = Event()
         self._thread = Thread(target=self._run, name="forebay-spans", daemon=True)
@@ -92,32 +100,55 @@ class Spans:
         """Send what waits, for at most `timeout` seconds, and stop."""
         self._stop.set()
         self._thread.join(timeout)
+        self._exporter.shutdown()
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            self._build_all()
-        self._build_all()
-        self._processor.shutdown()
+            self._send_all()
+        self._send_all()
 
-    def _build_all(self) -> None:
-        offset = time.time_ns() - int(self._clock() * 1e9)
+    def _send_all(self) -> None:
         while self._waiting:
-            for _ in range(min(SLICE, len(self._waiting))):
-                outcome, trace = self._waiting.popleft()
-                names = self.labels.names(outcome)
-                for span in self._builder.build(outcome, trace, names, offset):
-                    self._processor.on_end(span)
-            self._stop.wait(0.001)
+            count = min(BATCH, len(self._waiting))
+            reached = self._export(self._build(count))
+            if not reached:
+                self.dropped += count
+            if reached != self._reached:
+                self._reached = reached
+                self._tell()
+            if not reached and self._stop.is_set():
+                self.dropped += len(self._waiting)
+                return
+
+    def _build(self, count: int) -> list[ReadableSpan]:
+        offset = time.time_ns() - int(self._clock() * 1e9)
+        built: list[ReadableSpan] = []
+        for number in range(1, count + 1):
+            outcome, trace = self._waiting.popleft()
+            built += self._builder.build(outcome, trace, self.labels.names(outcome), offset)
+            if number % SLICE == 0:
+                self._stop.wait(0.001)
+        return built
+
+    def _export(self, spans: list[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001 - whatever a foreign exporter raises, spans are lost
+            return False
+
+    def _tell(self) -> None:
+        if self._reached:
+            logger.info("spans are sent again", extra={"requests_lost": self.dropped})
+        else:
+            logger.warning("spans cannot be sent, the collector of telemetry.otlp is away")
 
 
 def otlp_spans(url: str, labels: LabelSpace, *, version: str) -> Spans:
     """Send spans to the collector at `url`, as http://localhost:4318."""
     endpoint = url if url.endswith("/v1/traces") else url.rstrip("/") + "/v1/traces"
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
-    processor = BatchSpanProcessor(
-        exporter, max_queue_size=8192, schedule_delay_millis=1000, max_export_batch_size=256
-    )
-    return Spans(processor, labels, version=version)
+    # It logs each attempt; what matters is said above.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    return Spans(OTLPSpanExporter(endpoint=endpoint, timeout=4), labels, version=version)
 
 
 @dataclass(frozen=True, slots=True)

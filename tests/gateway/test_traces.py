@@ -8,14 +8,14 @@ import sys
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
-from threading import Event, Thread
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -30,6 +30,11 @@ from forebay.gateway.telemetry.traces import (
     parse_traceparent,
 )
 from forebay.policies.contracts import Finish, Outcome, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
 
 TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
 SPAN_ID = 0xB7AD6B7169203331
@@ -154,7 +159,7 @@ DONE = Outcome(
 
 def spans_of(outcome: Outcome, trace: RequestTrace) -> dict[str, ReadableSpan]:
     exporter = InMemorySpanExporter()
-    spans = Spans(SimpleSpanProcessor(exporter), SPACE, version="0.1.0", clock=lambda: 0.0)
+    spans = Spans(exporter, SPACE, version="0.1.0", clock=lambda: 0.0)
     spans.settled(outcome, trace)
     spans.close()
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -238,23 +243,54 @@ def test_an_untraced_request_leaves_nothing():
     assert spans_of(DONE, RequestTrace(UNSAMPLED.decode())) == {}
 
 
+class Exporter(SpanExporter):
+    """Says how each batch fared, when it is let."""
+
+    def __init__(self, *results: SpanExportResult | Exception) -> None:
+        self.results = iter(results)
+        self.began, self.let = Semaphore(0), Semaphore(0)
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.began.release()
+        self.let.acquire()
+        result = next(self.results, SpanExportResult.SUCCESS)
+        if isinstance(result, Exception):
+            raise result
+        if result is SpanExportResult.SUCCESS:
+            self.spans += len(spans)
+        return result
+
+
 def test_spans_past_what_may_wait_are_counted():
-    built, go_on = Event(), Event()
-
-    class Stuck(SpanProcessor):
-        def on_end(self, span: ReadableSpan) -> None:
-            del span
-            built.set()
-            go_on.wait()
-
-    spans = Spans(Stuck(), SPACE, interval=0.001)
+    exporter = Exporter()
+    spans = Spans(exporter, SPACE, interval=0.001)
     spans.settled(DONE, traced())
-    built.wait()
+    exporter.began.acquire()
     for _ in range(MAX_WAITING + 2):
         spans.settled(DONE, traced())
-    go_on.set()
+    exporter.let.release(MAX_WAITING)
     spans.close()
-    assert spans.dropped == 2
+    assert (spans.dropped, exporter.spans) == (2, 4 * (MAX_WAITING + 1))
+
+
+def test_a_collector_that_is_away_is_logged_once_and_what_is_lost_is_counted(
+    caplog: pytest.LogCaptureFixture,
+):
+    away = SpanExportResult.FAILURE
+    exporter = Exporter(away, ConnectionError("canary"), away, SpanExportResult.SUCCESS)
+    spans = Spans(exporter, SPACE, interval=0.001)
+    with caplog.at_level("INFO"):
+        for _ in range(4):
+            spans.settled(DONE, traced())
+            exporter.began.acquire()
+            exporter.let.release()
+        spans.close()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "spans cannot be sent, the collector of telemetry.otlp is away"),
+        ("INFO", "spans are sent again"),
+    ]
+    assert (spans.dropped, exporter.spans) == (3, 4)
 
 
 class Collector(ThreadingHTTPServer):
