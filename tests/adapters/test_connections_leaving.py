@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.adapters.base import Stream
 
+CERTIFICATE = Path(__file__).with_name("loopback.pem")
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 CHUNK = b"5\r\nhello\r\n"
 STALL = b"5\r\nstall\r\n"
@@ -122,6 +125,33 @@ def test_closing_at_any_turn_of_a_connect_leaves_nothing(
 ):
     async def main() -> None:
         async with upstream(stall) as server:
+            store, sink = dial(server.url), recorder()
+            stream = store.open("POST", "/", [], b"{}", sink)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            stream.close()
+            pushed = len(sink.calls)
+            await until(lambda: (store.open_connections, server.open) == (0, 0))
+            assert len(sink.calls) == pushed
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 8, 12, 16, 24])
+def test_closing_at_any_turn_of_a_tls_handshake_leaves_nothing(
+    run: Run,
+    upstream: type[Upstream],
+    recorder: type[Recorder],
+    until: Callable[..., Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    turns: int,
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+
+    async def main() -> None:
+        async with upstream(stall, tls=context) as server:
             store, sink = dial(server.url), recorder()
             stream = store.open("POST", "/", [], b"{}", sink)
             for _ in range(turns):
