@@ -268,8 +268,8 @@ class Dispatcher:
         """Tell, without asking anybody, that nothing waiting can move: no endpoint has room."""
         if not self._limited:
             return False
-        for view in self.endpoints.values():  # noqa: SIM110 - any() takes twice as long
-            if view.room > 0:
+        for view in self.endpoints.values():
+            if view.in_flight < view.limit and view.room > 0:  # room alone takes twice as long
                 return False
         return True
 
