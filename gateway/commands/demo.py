@@ -40,6 +40,7 @@ With Anthropic's (pip install anthropic):
 
 Metrics: {base}/metrics   Health: {base}/readyz   Ctrl-C ends it.
 """
+_PAGE = "Watch it: {page}\n"
 
 
 def add(commands: Commands) -> None:
@@ -60,28 +61,42 @@ def run(arguments: Namespace) -> int:
     """Serve the demo until told to stop."""
     from forebay.gateway.server import serve_config
 
-    return serve_config(config(host=arguments.host, port=arguments.port), banner=show)
+    demo = config(host=arguments.host, port=arguments.port)
+    page = f"http://127.0.0.1:{demo.server.admin.port}/" if demo.server.admin else None
+
+    def show(base_url: str) -> None:
+        print(banner(base_url, page), flush=True)
+
+    return serve_config(demo, banner=show)
 
 
 def config(*, host: str = "127.0.0.1", port: int = 8080) -> Config:
-    """Return the demo's configuration: three embedded engines in one pool."""
-    from forebay.gateway.config.sections import Config, Drain, Endpoint, Pool, Server, SimEndpoint
+    """Return the demo's configuration: three embedded engines in one pool.
 
+    The live page is on the port after the gateway's, where there is one.
+    """
+    from forebay.gateway.config.sections import (
+        Admin,
+        Config,
+        Drain,
+        Endpoint,
+        Pool,
+        Server,
+        SimEndpoint,
+    )
+
+    admin = Admin(port=port + 1) if 0 < port < 65535 else None
     endpoints = tuple(
         Endpoint(name=f"sim-{i}", engine="sim", sim=SimEndpoint(seed=i)) for i in range(3)
     )
     return Config(
         version=1,
-        server=Server(host=host, port=port, drain=Drain(notice=0.0, limit=2.0)),
+        server=Server(host=host, port=port, drain=Drain(notice=0.0, limit=2.0), admin=admin),
         pools=(Pool(name="sim", models={"sim": "sim"}, endpoints=endpoints),),
     )
 
 
-def show(base_url: str) -> None:
-    """Print what to paste."""
-    print(banner(base_url), flush=True)
-
-
-def banner(base_url: str) -> str:
+def banner(base_url: str, page: str | None = None) -> str:
     """Return the text that greets."""
-    return _BANNER.format(base=base_url.rstrip("/"))
+    text = _BANNER.format(base=base_url.rstrip("/"))
+    return text + _PAGE.format(page=page) if page else text

@@ -160,11 +160,12 @@ def test_the_demos_banner_has_what_to_paste():
     assert "http://127.0.0.1:8080/metrics" in banner
 
 
-def test_the_demos_snippets_are_python():
-    banner = demo.banner("http://127.0.0.1:8080")
-    for start in ("  from openai", "  from anthropic"):
-        snippet = (start + banner.partition(start)[2]).partition("\n\n")[0]
-        compile("\n".join(line[2:] for line in snippet.splitlines()), start, "exec")
+def test_the_demo_names_its_live_page_where_it_has_one():
+    assert demo.banner("http://x", "http://127.0.0.1:8081/").endswith(
+        "Watch it: http://127.0.0.1:8081/\n"
+    )
+    admins = [demo.config(port=port).server.admin for port in (8080, 0, 65535)]
+    assert [admin and admin.port for admin in admins] == [8081, None, None]
 
 
 def test_help_loads_nothing_heavy():
