@@ -21,6 +21,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from forebay import __version__
+
 from . import page
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ def admin_app(state: AdminState, key: str | None) -> FastAPI:
     """Build the app. `key` None means that only this machine may ask."""
     app = FastAPI(
         title="forebay admin",
-        version=state.snapshot().version or "0",
+        version=__version__,
         docs_url=None,
         redoc_url=None,
     )

@@ -40,13 +40,25 @@ def parse_traceparent(header: bytes) -> TraceContext | None:
 
     What comes back is the caller's own span: take `child()` for ours.
     """
+    found = _match(header)
+    return None if found is None else _context(found)
+
+
+def _match(header: bytes) -> re.Match[bytes] | None:
     if len(header) > MAX_TRACEPARENT:
         return None
     found = _TRACEPARENT.fullmatch(header)
-    if found is None or (found[1] == b"00" and found[5] is not None):
+    if found is None or (found[5] is not None and found[1] == b"00"):
         return None
-    flags = int(found[4], 16)
-    return TraceContext(int(found[2], 16), int(found[3], 16), 0, bool(flags & _SAMPLED))
+    return found
+
+
+def _context(found: re.Match[bytes]) -> TraceContext:
+    return TraceContext(int(found[2], 16), int(found[3], 16), 0, _is_sampled(found))
+
+
+def _is_sampled(found: re.Match[bytes]) -> bool:
+    return bool(int(found[4], 16) & _SAMPLED)
 
 
 @dataclass(slots=True)
@@ -77,7 +89,7 @@ class PassOn:
 
     def begin(self, header: bytes | None) -> RequestTrace:
         """Pass a valid traceparent on."""
-        if not header or parse_traceparent(header) is None:
+        if not header or _match(header) is None:
             return UNTRACED
         return RequestTrace(header.decode("ascii"))
 
@@ -95,12 +107,12 @@ class Sampler:
 
         An unsampled caller's traceparent goes on as it came; an invalid one goes nowhere.
         """
-        caller = parse_traceparent(header) if header else None
+        caller = _match(header) if header else None
         if caller is None:
             return self._start()
-        if not caller.sampled:
-            return RequestTrace((header or b"").decode("ascii"))
-        return self._trace(caller.child(self._rng))
+        if not _is_sampled(caller):
+            return RequestTrace(caller[0].decode("ascii"))
+        return self._trace(_context(caller).child(self._rng))
 
     def _start(self) -> RequestTrace:
         trace_id = self._rng.getrandbits(128)
