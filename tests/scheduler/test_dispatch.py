@@ -400,6 +400,36 @@ def test_scores_are_weighed_and_held_between_0_and_1():
     assert (placement.endpoint, round(placement.score, 9)) == ("b", 1.3)
 
 
+def test_without_the_room_filter_other_filters_alone_make_requests_wait():
+    class CoolEnough:
+        name = "cool_enough"
+
+        def __call__(
+            self,
+            request: Request,  # noqa: ARG002 - alike for all
+            endpoints: Sequence[EndpointView],
+            now: float,  # noqa: ARG002 - likewise
+        ) -> Sequence[EndpointView]:
+            return [e for e in endpoints if e.kv_use is not None and e.kv_use < 0.9]
+
+    d = Dispatcher(
+        pool="llama",
+        ordering=Fcfs(),
+        filters=[Usable(), Capability(), CoolEnough()],
+        scores=[(LeastTokens(), 1.0)],
+        pick=Seeded(),
+        rng=Random(0),
+        max_requests=10,
+        max_bytes=1000,
+    )
+    d.set_endpoints([view("a", kv_use=0.95)])
+    assert [d.submit(request(n), 0.0) for n in range(3)] == [None] * 3
+
+    d.endpoints["a"].kv_use = 0.5
+
+    assert where(d.changed(1.0)) == [("r0", "a"), ("r1", "a"), ("r2", "a")]
+
+
 def test_a_request_that_waits_already_cannot_be_submitted_again():
     d = dispatcher(view("a"))
     placed(d, request(1))
