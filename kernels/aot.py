@@ -86,15 +86,19 @@ def _read(name: str, kernel: Any) -> Compiled:
 
 
 @contextlib.contextmanager
-def compile_only() -> Iterator[list[Compiled]]:
-    """Turn launches into compilations for sm_90; yields the list that they are added to."""
+def compile_only(*, read: bool = True) -> Iterator[list[Compiled]]:
+    """Turn launches into compilations for sm_90; yields the list that they are added to.
+
+    With read False nothing is disassembled or listed: that only fills Triton's disk cache.
+    """
     found: list[Compiled] = []
     run = JITFunction.run
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         del grid, warmup
         kernel = run(self, *args, grid=None, warmup=True, **kwargs)
-        found.append(_read(self.fn.__name__, kernel))
+        if read:
+            found.append(_read(self.fn.__name__, kernel))
         return kernel
 
     driver.set_active(_Hopper())

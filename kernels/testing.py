@@ -13,7 +13,21 @@ import torch
 
 from .attention.layout import PagedCache
 
-__all__ = ["Case", "dequantised", "error", "make_case", "quantise_cache", "tolerance"]
+__all__ = [
+    "DEVICE",
+    "DTYPES",
+    "Case",
+    "assert_close",
+    "dequantised",
+    "error",
+    "make_case",
+    "quantise_cache",
+    "tolerance",
+]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter multiplies the bit patterns of bf16, so that type is for GPUs.
+DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,7 @@ def make_case(
     csr: bool = False,
     shared_pages: int = 0,
     seed: int = 0,
-    device: str = "cpu",
+    device: str = DEVICE,
 ) -> Case:
     """Build a case; the first shared_pages pages of every sequence are the same ones."""
     rng = torch.Generator(device=device).manual_seed(seed)
@@ -137,3 +151,21 @@ def tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
         torch.float16: (6e-4, 3e-3, 1e-4),
         torch.bfloat16: (4e-3, 1.5e-2, 1e-4),
     }[dtype]
+
+
+def assert_close(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    dtype: torch.dtype,
+    lse: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Raise AssertionError unless out, and lse (got, want) when given, are within tolerance."""
+    whole, worst, natural = tolerance(dtype)
+    seen = error(got, want)
+    assert seen[0] <= whole, f"whole tensor is off by {seen[0]:.2e}, allowed {whole:.0e}"
+    assert seen[1] <= worst, f"worst row is off by {seen[1]:.2e}, allowed {worst:.0e}"
+    if lse is not None:
+        empty = torch.isneginf(lse[1])
+        assert torch.equal(torch.isneginf(lse[0]), empty), "lse is -inf in the wrong rows"
+        off = (lse[0].double() - lse[1]).masked_fill(empty, 0.0).abs().max()
+        assert off <= natural, f"lse is off by {off:.2e}, allowed {natural:.0e}"

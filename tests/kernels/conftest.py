@@ -1,37 +1,26 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-"""Paged caches with every trap set: shuffled pages, NaN in each slot that must not be read."""
+"""Kernels run in Triton's interpreter where there is no GPU; that is decided before any import."""
 
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-HAS_TRITON = bool(importlib.util.find_spec("torch") and importlib.util.find_spec("triton"))
-if HAS_TRITON:
+HERE = Path(__file__).parent
+
+if importlib.util.find_spec("torch") and importlib.util.find_spec("triton"):
     import torch
 
-    ON_GPU = torch.cuda.is_available()
-    if not ON_GPU:
+    if not torch.cuda.is_available():
         # Read when a kernel is defined, so before any test module imports one.
         os.environ.setdefault("TRITON_INTERPRET", "1")
-else:
-    ON_GPU = False
 
 
-@pytest.fixture
-def device() -> str:
-    return "cuda" if ON_GPU else "cpu"
-
-
-@pytest.fixture
-def make_case(device: str) -> Callable[..., Any]:
-    """Return the builder of `kernel_cases`, bound to this machine's device."""
-    from forebay.kernels.testing import make_case as build
-
-    def bound(**options: Any) -> Any:
-        return build(device=device, **options)
-
-    return bound
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let numpy warn: the interpreter computes masked-out lanes too, and reads 1-element arrays."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))

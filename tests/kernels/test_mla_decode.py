@@ -1,0 +1,88 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+# ruff: noqa: E402
+# (skip before importing what needs them)
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="kernels need torch")
+pytest.importorskip("triton", reason="kernels need triton")
+
+from forebay.kernels.attention.mla import MlaConfig, mla_decode, mla_plan
+from forebay.kernels.attention.reference import mla_decode_reference
+from forebay.kernels.testing import DEVICE, DTYPES, assert_close
+
+SMALL = MlaConfig(block_m=16, block_n=32, num_warps=4, num_stages=2, resident=1)
+
+
+def check(
+    *,
+    lens: list[int],
+    heads: int = 16,
+    q: int = 1,
+    page: int = 64,
+    latent_dim: int = 64,
+    rope: int = 16,
+    dtype: Any = torch.float16,
+    plan: bool = False,
+    config: Any = SMALL,
+) -> None:
+    rng = torch.Generator(device=DEVICE).manual_seed(sum(lens))
+    dim = latent_dim + rope
+    counts = [-(-n // page) for n in lens]
+    latent = torch.full((sum(counts) + 2, page, dim), math.nan, dtype=dtype, device=DEVICE)
+    order = torch.randperm(latent.shape[0], generator=rng, device=DEVICE).int()
+    table = torch.full((len(lens), max(counts) + 1), 2**30, dtype=torch.int32, device=DEVICE)
+    used = 0
+    for b, (count, length) in enumerate(zip(counts, lens, strict=True)):
+        table[b, :count] = order[used : used + count]
+        used += count
+        at = torch.arange(length, device=DEVICE)
+        rows = torch.randn(length, dim, generator=rng, device=DEVICE)
+        latent[table[b, at // page].long(), at % page] = rows.to(dtype)
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
+    query = torch.randn(len(lens) * q, heads, dim, generator=rng, device=DEVICE).to(dtype)
+    lse = torch.full((len(lens) * q, heads), math.nan, device=DEVICE)
+    out = torch.full((len(lens) * q, heads, latent_dim), math.nan, dtype=dtype, device=DEVICE)
+    options = {"max_query_len": q, "config": config}
+    made = mla_plan(query=query, latent=latent, seq_lens=seq_lens, **options) if plan else None
+    mla_decode(
+        query=query, latent=latent, seq_lens=seq_lens, block_table=table, max_seq_len=max(lens),
+        scale=0.1, latent_dim=latent_dim, plan=made, out=out, lse=lse, **options,
+    )  # fmt: skip
+    want, want_lse = mla_decode_reference(
+        query=query, latent=latent, seq_lens=seq_lens, block_table=table, scale=0.1,
+        latent_dim=latent_dim,
+    )  # fmt: skip
+    assert_close(out, want, dtype, (lse, want_lse))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
+@pytest.mark.parametrize("lens", [[1], [31, 32, 33], [300, 0, 64]], ids=str)
+def test_lengths_around_tiles_and_pages(lens: list[int], plan: bool, dtype: Any) -> None:
+    check(lens=lens, plan=plan, dtype=dtype)
+
+
+@pytest.mark.parametrize("page", [16, 32, 64])
+def test_every_page_size(page: int) -> None:
+    check(lens=[70, 33], page=page)
+
+
+@pytest.mark.parametrize(("heads", "q"), [(16, 3), (128, 1), (5, 1), (32, 2)], ids=str)
+def test_heads_and_new_tokens_fill_the_rows(heads: int, q: int) -> None:
+    check(lens=[70, 33], heads=heads, q=q, latent_dim=32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
+def test_the_real_shape_with_the_shipped_configuration(heads: int, plan: bool) -> None:
+    check(
+        lens=[5000, 77, 1024, 9], heads=heads, latent_dim=512, rope=64, dtype=torch.bfloat16,
+        plan=plan, config=None,
+    )  # fmt: skip

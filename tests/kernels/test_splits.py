@@ -1,0 +1,86 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+# ruff: noqa: E402
+# (skip before importing what needs them)
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="kernels need torch")
+pytest.importorskip("triton", reason="kernels need triton")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.kernels.attention.splits import (
+    make_plan,
+    mission_splits,
+    occupancy_splits,
+    split_of,
+    static_splits,
+)
+from forebay.kernels.testing import DEVICE
+
+LENGTHS = [1, 15, 16, 511, 512, 513, 4095, 4096, 100001]
+
+
+def test_the_missions_formula_says_64_on_any_large_gpu() -> None:
+    assert [mission_splits(n, 132) for n in LENGTHS] == [1, 1, 1, 1, 64, 64, 64, 64, 64]
+    assert [mission_splits(n, 8) for n in LENGTHS] == [1, 1, 1, 1, 8, 8, 16, 16, 64]
+
+
+def test_occupancy_splits_only_what_leaves_the_gpu_idle() -> None:
+    assert occupancy_splits(programs=1024, slots=396, max_len=4096) == 1
+    assert occupancy_splits(programs=64, slots=396, max_len=4096) == 6
+    assert occupancy_splits(programs=8, slots=396, max_len=32768) > 40
+    assert occupancy_splits(programs=8, slots=396, max_len=300) <= 2
+
+
+@given(
+    st.integers(0, 200_000),
+    st.sampled_from(["mission", "occupancy", "fixed"]),
+    st.integers(1, 512),
+    st.sampled_from([32, 64, 128]),
+)
+def test_splits_cover_a_sequence_without_gap_or_empty_split(
+    length: int, policy: str, programs: int, block_n: int
+) -> None:
+    static = static_splits(
+        policy, programs=programs, slots=396, sms=132, max_len=200_000, fixed_tokens=512
+    )
+    count, chunk = split_of(length, static, block_n)
+    assert 1 <= count <= static.max_splits
+    assert chunk % block_n == 0
+    assert (count - 1) * chunk < max(length, 1) <= count * chunk
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=20), st.integers(1, 3))
+def test_a_plan_gives_each_token_to_one_item(lens: list[int], waves: int) -> None:
+    plan = make_plan(
+        seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE),
+        programs_per_item=2,
+        slots=8 * waves,
+        block_n=32,
+        min_tokens=64,
+    )
+    first = plan.first.tolist()
+    items = plan.items.tolist()
+    assert all(item[0] == -1 for item in items[first[-1] :])
+    for b, length in enumerate(lens):
+        mine = items[first[b] : first[b + 1]]
+        assert all(item[0] == b and item[3] == len(mine) for item in mine)
+        assert [mine[0][1], mine[-1][2]] == [0, length]
+        assert all(a[2] == c[1] for a, c in zip(mine, mine[1:], strict=False))
+
+
+def test_a_plan_evens_out_a_ragged_batch() -> None:
+    lens = torch.tensor([8000, 100, 100, 100], dtype=torch.int32, device=DEVICE)
+    plan = make_plan(seq_lens=lens, programs_per_item=1, slots=16, block_n=64)
+    sizes = [item[2] - item[1] for item in plan.items.tolist() if item[0] >= 0]
+    assert max(sizes) <= 1024
+    assert len(sizes) >= 11
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="not static"):
+        static_splits("balanced", programs=1, slots=1, sms=1, max_len=1)
