@@ -98,6 +98,7 @@ class AdminServer:
             except SystemExit:  # uvicorn's way to say that it cannot listen
                 failed(f"cannot listen on {section.host}:{section.port}")
 
+        logger.info("admin listening", extra={"host": section.host, "port": section.port})
         thread = Thread(target=run, name="forebay-admin", daemon=True)
         thread.start()
         return cls(server, thread)

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from forebay.adapters.base import Call
 from forebay.policies.contracts import (
+    Finish,
     ForebayError,
     InvalidRequest,
+    Outcome,
     Overloaded,
     Rejected,
     Request,
@@ -33,13 +35,13 @@ from .ids import Ids, callers_id
 from .messages import Refusal
 from .relay import Relay
 from .stored import StoredResponses
+from .telemetry.traces import UNTRACED
 from .wire import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from forebay.gateway.config.sections import Config, Tenant
-    from forebay.policies.contracts import Outcome
 
     from .dialects import Seen
     from .intake import Inbound
@@ -164,12 +166,27 @@ class App:
         return self._refusal(InvalidRequest(message, status=status, code=code), path)
 
     def _refusal(self, error: ForebayError, path: str) -> Refusal:
+        """Word and note an answer to what never became a call."""
+        request_id = self._ids.next()
+        now = self.now()
+        outcome = Outcome(
+            request_id=request_id,
+            pool="",
+            route=path,
+            tenant="",
+            status=error.status,
+            finish=Finish.REJECTED,
+            error=error.code,
+            received=now,
+            ended=now,
+        )
+        self.observer.settled(outcome, UNTRACED)
         headers = list[tuple[bytes, bytes]]()
         if error.retry_after is not None:
             headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        headers.append((b"x-request-id", self._ids.next().encode()))
+        headers.append((b"x-request-id", request_id.encode()))
         return Refusal(error.status, dialect_of_path(path).body(error), tuple(headers))
 
     def serve(self, message: Message, responder: Responder) -> Guest | None:

@@ -230,8 +230,10 @@ class Pool:
 
     def moved(self, endpoint: Endpoint, change: Change, now: float) -> None:
         """Carry out a change of state: one log line, one metric, and the dispatcher."""
-        logger.warning(
-            "endpoint changed state" if change.new is not State.UP else "endpoint is up",
+        up = change.new is State.UP
+        logger.log(
+            logging.INFO if up else logging.WARNING,
+            "endpoint is up" if up else "endpoint changed state",
             extra={
                 "pool": self.name,
                 "endpoint": endpoint.name,

@@ -10,6 +10,7 @@ marks is in it, and of a large read only the end is looked at, since an end come
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,9 @@ LOOK_LIMIT = 1 << 20
 """Bytes of one event after which a stream is only relayed, no longer read."""
 WINDOW = 4096
 """Of a read larger than twice this, only this much at its end is looked at for marks."""
+
+
+_ENDS = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
 
 
 class _Bare(msgspec.Struct):
@@ -83,28 +87,40 @@ class Scanner:
 
     def _look(self, complete: bytes) -> bytes:
         """Learn from whole events; return them less the one to be stripped."""
-        dialect, seen = self._dialect, self.seen
-        if seen.token:
-            self.events += complete.count(b"\n") // dialect.lines_per_event or 1
-            window = complete
-            if len(complete) > 2 * WINDOW:
-                window = complete[_boundary(complete[:-WINDOW]) :]
-            for mark in dialect.marks:
-                if mark in window:
-                    break
-            else:
-                return complete
-            return self._read(window, complete)
-        self.events += sum(1 for _ in events(complete))
-        return self._read(complete, complete)
+        number = complete.count(b"\n") // self._dialect.lines_per_event
+        self.events += number or not complete.startswith(b":")
+        window, passed = complete, complete
+        if not self.seen.token:
+            position, passed = self._seek_token(complete)
+            window = complete[position:]
+        if len(window) > 2 * WINDOW:
+            window = window[_boundary(window[:-WINDOW]) :]
+        for mark in self._dialect.marks:
+            if mark in window:
+                return self._read(window, passed)
+        return passed
 
-    def _read(self, window: bytes, complete: bytes) -> bytes:
-        look, seen = self._dialect.look, self.seen
-        for text, name, data in events(window):
+    def _seek_token(self, complete: bytes) -> tuple[int, bytes]:
+        """Read events up to the first token; return where the rest begins, and what may pass."""
+        look, seen, position, passed = self._dialect.look, self.seen, 0, complete
+        for text, name, data in events(complete):
+            position += len(text)
             look(name, data, seen)
             if self._strip and b"usage" in data and _only_usage(data):
-                complete = complete.replace(text, b"", 1)
-        return complete
+                passed = passed.replace(text, b"", 1)
+            if seen.token:
+                break
+        return position, passed
+
+    def _read(self, window: bytes, passed: bytes) -> bytes:
+        """Read those events of the window that have a mark; return what may pass."""
+        marks, look, seen = self._dialect.marks, self._dialect.look, self.seen
+        for text, name, data in events(window):
+            if any(mark in text for mark in marks):
+                look(name, data, seen)
+                if self._strip and _only_usage(data):
+                    passed = passed.replace(text, b"", 1)
+        return passed
 
 
 def _boundary(data: bytes) -> int:
@@ -118,19 +134,22 @@ def _boundary(data: bytes) -> int:
 
 
 def events(block: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Split whole events into (text with its blank line, name, data); comments alone give none."""
-    lines, name, data, start, position = block.splitlines(keepends=True), b"", list[bytes](), 0, 0
-    for line in lines:
-        position += len(line)
-        field = line.rstrip(b"\r\n")
-        if not field:
-            if data or name:
-                yield block[start:position], name, b"\n".join(data)
-            name, data, start = b"", [], position
-        elif field.startswith(b"data:"):
-            data.append(field[5:].removeprefix(b" "))
-        elif field.startswith(b"event:"):
-            name = field[6:].strip()
+    """Split whole events into (text with its blank line, name, data)."""
+    if b"\r" in block:
+        pieces = _ENDS.findall(block)
+    else:
+        pieces = [piece + b"\n\n" for piece in block.split(b"\n\n")[:-1]]
+    for text in pieces:
+        if text.startswith(b"data: ") and text.count(b"\n") == 2:
+            yield text, b"", text[6:-2]
+            continue
+        name, data = b"", list[bytes]()
+        for line in text.splitlines():
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"event:"):
+                name = line[6:].strip()
+        yield text, name, b"\n".join(data)
 
 
 def _only_usage(data: bytes) -> bool:
