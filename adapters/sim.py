@@ -26,7 +26,7 @@ from .vllm import Vllm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.scheduler.engine_model import StepResult
+    from forebay.scheduler.engine_sequence import StepResult
 
     from .base import Headers, Sink
     from .sim_job import Choice

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .sim_job import Ask, Job, SimError, SimMember, Tool, read_body
-from .sim_text import encode, render, token_bytes
+from .sim_logprobs import chat_logprobs, text_logprobs
+from .sim_reading import (
+    Message,
+    ToolBody,
+    choose_tools,
+    read_prompts,
+    read_schema,
+    read_stop,
+    read_turns,
+)
+from .sim_text import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .sim_engine import SimEngine
     from .sim_job import Choice, Received, Usage
 
@@ -45,29 +53,6 @@ class Sampling(msgspec.Struct, kw_only=True):
     response_format: Json | None = None
     structured_outputs: Json | None = None
     sim: SimMember | None = None
-
-
-class FunctionBody(msgspec.Struct):
-    """A function as it is offered."""
-
-    name: str
-    description: str | None = None
-    parameters: Json | None = None
-
-
-class ToolBody(msgspec.Struct):
-    """A tool as it is offered."""
-
-    function: FunctionBody
-    type: str = "function"
-
-
-class Message(msgspec.Struct):
-    """One turn of a conversation."""
-
-    role: str
-    content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None
 
 
 class ChatBody(Sampling, kw_only=True):
@@ -119,144 +104,6 @@ def completions(engine: SimEngine, received: Received) -> Job:
     return job
 
 
-def read_turns(messages: list[Message]) -> tuple[list[tuple[str, str]], int]:
-    """Return the (role, text) turns and how many images they show."""
-    turns: list[tuple[str, str]] = []
-    images = 0
-    for message in messages:
-        text, shown = read_content(message.content)
-        images += shown
-        if message.tool_calls:
-            text += _encode(message.tool_calls).decode()
-        turns.append((message.role, text))
-    return turns, images
-
-
-def read_content(content: str | list[Any] | None) -> tuple[str, int]:
-    """Return the text of a message's content, whatever its parts, and how many images it shows."""
-    if content is None or isinstance(content, str):
-        return content or "", 0
-    texts: list[str] = []
-    images = 0
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict):
-            members = cast("Json", part)
-            text = members.get("text")
-            images += "image" in str(members.get("type"))
-            texts.append(text if isinstance(text, str) else _encode(members).decode())
-        else:
-            raise SimError("each part of a content must be a string or an object", param="messages")
-    return "".join(texts), images
-
-
-def choose_tools(
-    offered: list[Tool],
-    choice: str | Json | None,
-    turns: list[tuple[str, str]],
-    *,
-    several: bool | None,
-) -> list[Tool]:
-    """Say which tools the model calls now.
-
-    With 'auto': after a user's turn, each tool of whose name a word stands in that turn.
-    """
-    if isinstance(choice, dict):
-        wanted = (choice.get("function") or choice).get("name")
-        found = [tool for tool in offered if tool.name == wanted]
-        if not found:
-            raise SimError(f"tool_choice names {wanted!r}, which is not in tools")
-        return found
-    if choice in ("required", "any"):
-        if not offered:
-            raise SimError("tool_choice 'required' needs tools")
-        return _mentioned(offered, turns)[: None if several else 1] or offered[:1]
-    if choice not in (None, "auto", "none"):
-        raise SimError(f"tool_choice {choice!r} is none of 'none', 'auto', 'required'")
-    if not offered or choice == "none" or turns[-1][0] != "user":
-        return []
-    return _mentioned(offered, turns)[: None if several else 1]
-
-
-def _mentioned(offered: list[Tool], turns: list[tuple[str, str]]) -> list[Tool]:
-    text = turns[-1][1].lower()
-    return [
-        tool
-        for tool in offered
-        if any(
-            len(word) > 3 and word in text
-            for word in tool.name.lower().replace("-", "_").split("_")
-        )
-    ]
-
-
-def read_schema(response_format: Json | None, structured: Json | None) -> object:
-    """Return the schema that the answer must validate against, or None for prose."""
-    if structured:
-        return _read_structured(structured)
-    if not response_format:
-        return None
-    kind = response_format.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return _ANY_OBJECT
-    if kind == "json_schema":
-        # Chat nests it, Responses does not.
-        inner = response_format.get("json_schema", response_format)
-        schema = cast("Json", inner).get("schema") if isinstance(inner, dict) else None
-        if schema is None:
-            raise SimError("response_format json_schema needs a schema", param="response_format")
-        return schema
-    raise SimError(f"response_format type {kind!r} is not supported", param="response_format")
-
-
-_ANY_OBJECT: Json = {
-    "type": "object",
-    "properties": {
-        "answer": {"type": "string"},
-        "count": {"type": "integer"},
-        "sure": {"type": "boolean"},
-    },
-    "required": ["answer"],
-}
-
-
-def _read_structured(structured: Json) -> object:
-    if structured.get("json_object"):
-        return _ANY_OBJECT
-    schema = structured.get("json")
-    if isinstance(schema, str):
-        return msgspec.json.decode(schema)
-    if schema is not None:
-        return schema
-    raise SimError("structured_outputs takes json or json_object here", param="structured_outputs")
-
-
-def read_prompts(prompt: str | list[Any] | None, name: str) -> list[list[int]]:
-    """Return the token ids of each prompt: a text, ids, or a list of either."""
-    if isinstance(prompt, str):
-        return [encode(prompt) or [0]]
-    if not prompt:
-        raise SimError(f"{name} must not be empty", param=name)
-    if all(isinstance(item, int) for item in prompt):
-        return [_check_ids(prompt, name)]
-    return [
-        (encode(item) or [0]) if isinstance(item, str) else _check_ids(item, name)
-        for item in prompt
-    ]
-
-
-def _check_ids(ids: Any, name: str) -> list[int]:
-    if not isinstance(ids, list) or not ids:
-        raise SimError(f"each {name} must be a string or a list of token ids", param=name)
-    found = cast("list[int]", ids)
-    if not all(type(item) is int and 0 <= item < 1 << 32 for item in found):
-        raise SimError("token ids must be numbers from 0", param=name)
-    return found
-
-
 def _ask(engine: SimEngine, body: Sampling, prompts: list[list[int]]) -> Ask:
     if body.temperature is not None and body.temperature < 0:
         raise SimError(f"temperature must be non-negative, got {body.temperature}")
@@ -278,14 +125,6 @@ def _ask(engine: SimEngine, body: Sampling, prompts: list[list[int]]) -> Ask:
         salt=body.cache_salt or "",
         sim=body.sim,
     )
-
-
-def read_stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the strings that end an answer."""
-    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in found:
-        raise SimError("stop cannot contain an empty string", param="stop")
-    return found
 
 
 class _Writer:
@@ -382,7 +221,7 @@ class ChatWriter(_Writer):
         for at in range(first, end):
             choice.told = at + 1
             delta = _delta(choice, at)
-            logprobs = _chat_logprobs(choice, at, at + 1, self._top) if self._top >= 0 else None
+            logprobs = chat_logprobs(choice, at, at + 1, self._top) if self._top >= 0 else None
             finish = _finish(choice) if at == last else b',"finish_reason":null'
             chunks.append(
                 self._before[choice.index]
@@ -405,7 +244,7 @@ class ChatWriter(_Writer):
                 "type": "function",
                 "function": {"name": part.tool, "arguments": "".join(choice.pieces[start:end])},
             }
-            for start, end, part in choice.spans()
+            for start, end, part in (choice.spans() if choice.parts else ())
             if part.tool
         ]
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -415,7 +254,7 @@ class ChatWriter(_Writer):
         return {
             "index": choice.index,
             "message": message,
-            "logprobs": _chat_logprobs(choice, 0, size, self._top) if self._top >= 0 else None,
+            "logprobs": chat_logprobs(choice, 0, size, self._top) if self._top >= 0 else None,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
@@ -445,7 +284,7 @@ class CompletionWriter(_Writer):
             choice.told = at + 1
             logprobs = b"null"
             if self._logprobs is not None:
-                logprobs = _encode(_text_logprobs(choice, at, at + 1, self._logprobs))
+                logprobs = _encode(text_logprobs(choice, at, at + 1, self._logprobs))
             finish = _finish(choice) if at == last else b',"finish_reason":null,"stop_reason":null'
             chunks.append(
                 before + choice.quote(at) + b',"logprobs":' + logprobs + finish + self._end_chunk()
@@ -461,7 +300,7 @@ class CompletionWriter(_Writer):
         return {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": None if wanted is None else _text_logprobs(choice, 0, size, wanted),
+            "logprobs": None if wanted is None else text_logprobs(choice, 0, size, wanted),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
@@ -488,52 +327,3 @@ def _delta(choice: Choice, at: int) -> Json:
         opened = {"index": calls, "id": part.call_id, "type": "function", "function": function}
         return {"tool_calls": [opened]}
     return {}
-
-
-def _logprob(choice: Choice, at: int) -> float:
-    return -((choice.ids[at] * 2654435761 + at) % 1000) / 500
-
-
-def _alternatives(choice: Choice, at: int, count: int) -> list[tuple[str, float]]:
-    """Return the token itself and less likely ones, `count` in all."""
-    first = _logprob(choice, at)
-    found = [(choice.pieces[at], first)]
-    found += [(f" {word}", first - 0.5 * rank) for rank, word in enumerate(_OTHERS, 1)]
-    return found[:count]
-
-
-_OTHERS: Sequence[str] = [
-    "a", "of", "to", "in", "is", "it", "you", "that", "he", "was",
-    "for", "on", "are", "with", "as", "his", "they", "be", "at", "one",
-]  # fmt: skip
-
-
-def _chat_logprobs(choice: Choice, first: int, end: int, top: int) -> Json:
-    return {
-        "content": [
-            {
-                "token": choice.pieces[at],
-                "logprob": _logprob(choice, at),
-                "bytes": list(token_bytes(choice.ids[at])),
-                "top_logprobs": [
-                    {"token": token, "logprob": value, "bytes": list(token.encode())}
-                    for token, value in _alternatives(choice, at, top)
-                ],
-            }
-            for at in range(first, end)
-        ]
-    }
-
-
-def _text_logprobs(choice: Choice, first: int, end: int, top: int) -> Json:
-    offset = len("".join(choice.pieces[:first]))
-    offsets: list[int] = []
-    for at in range(first, end):
-        offsets.append(offset)
-        offset += len(choice.pieces[at])
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [_logprob(choice, at) for at in range(first, end)],
-        "tokens": choice.pieces[first:end],
-        "top_logprobs": [dict(_alternatives(choice, at, top)) for at in range(first, end)],
-    }

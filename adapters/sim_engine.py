@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.scheduler.engine_kv import chain_hashes
-from forebay.scheduler.engine_model import EngineModel, Sequence
+from forebay.scheduler.engine_model import EngineModel
 from forebay.scheduler.engine_profiles import find_profile
+from forebay.scheduler.engine_sequence import Sequence
 
 from .sim_job import FAULTS, Choice, Job, Part, SimError
 from .sim_schema import fill
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 _STORED_MOST = 1000
 _EMPTY_TOKEN = 0
+_DRAWS = Random("lengths of answers")  # noqa: S311 - a mock
+# Log-normal, a median of 55 tokens, from 4 to 400.
+_LENGTHS = [min(400, max(4, round(_DRAWS.lognormvariate(4.0, 0.7)))) for _ in range(256)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,8 +276,7 @@ def _write(ask: Ask, key: int, number: int, limit: int) -> Choice:
         ids, pieces, quoted = prose(key, wanted)
         finish = "length" if ask.ignore_eos and wanted >= limit else "stop"
         return Choice(0, number, ids, pieces, quoted, finish)
-    drawn = Random(key).lognormvariate(4.0, 0.7)  # noqa: S311 - a mock
-    least = max(ask.min_tokens, min(int(drawn), 400), 4)
+    least = max(ask.min_tokens, _LENGTHS[key >> 32 & 255])
     ids, pieces, quoted = prose(key, min(least + 64, limit + 1))
     end = next((at + 1 for at in range(least - 1, len(pieces)) if pieces[at] == "."), len(pieces))
     return Choice(0, number, ids[:end], pieces[:end], quoted[:end], "stop")

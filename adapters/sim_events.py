@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.scheduler.engine_model import Stored
+from forebay.scheduler.engine_sequence import Stored
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from forebay.scheduler.engine_model import Removed
-    from forebay.scheduler.engine_model import Sequence as ModelSequence
+    from forebay.scheduler.engine_sequence import Removed
+    from forebay.scheduler.engine_sequence import Sequence as ModelSequence
 
     TokensOf = Callable[[ModelSequence], tuple[Sequence[int], str]]
 

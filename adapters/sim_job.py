@@ -15,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.scheduler.engine_model import Sequence as ModelSequence
+    from forebay.scheduler.engine_sequence import Sequence as ModelSequence
 
 T = TypeVar("T")
 

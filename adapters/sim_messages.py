@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .sim_chat import choose_tools, read_content, read_stop
 from .sim_job import Ask, Job, Reply, SimError, SimMember, Tool, read_body
+from .sim_reading import choose_tools, read_content, read_stop
 from .sim_text import render
 
 if TYPE_CHECKING:

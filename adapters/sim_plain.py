@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .sim_chat import Message, ToolBody, read_turns
 from .sim_job import Reply, SimError, read_body
+from .sim_reading import Message, ToolBody, read_turns
 from .sim_text import VOCABULARY, decode, encode, render, token_bytes
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from .sim_chat import read_prompts
 from .sim_job import Ask, SimError, SimMember, read_body
+from .sim_reading import read_prompts
 from .sim_text import encode
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from .sim_chat import choose_tools, read_content, read_schema
 from .sim_job import Ask, Job, Reply, SimError, SimMember, Tool, read_body
+from .sim_reading import choose_tools, read_content, read_schema
 from .sim_text import render
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ _COMMON = """the a of to in is it you that he was for on are with as i his they 
  prefix kept same every request tool function result json text summary short story help thanks
  name type string object true false null good new small large high low next last old great
  where why which over also back only work life year years just know take here our most"""
-_LISTS = (_ADJECTIVES, _NOUNS, _VERBS, _PLACES, _JOINS, _COMMON)
-_WORDS = list(dict.fromkeys(word for words in _LISTS for word in words.split()))
+_SPLIT = [words.split() for words in (_ADJECTIVES, _NOUNS, _VERBS, _PLACES, _JOINS)]
+_WORDS = list(dict.fromkeys([word for words in _SPLIT for word in words] + _COMMON.split()))
 
 _PAIRS = 256
 _TRIPLES = _PAIRS + 95 * 95
@@ -145,12 +145,11 @@ def prose(key: int, count: int) -> Prose:
     rings = _rings()
     ring, starts = rings[key % len(rings)]
     start = starts[(key // len(rings)) % len(starts)]
-    end, laps = start + count, (start + count) // len(ring.ids) + 1
-    found = Prose(
-        (ring.ids * laps)[start:end],
-        (ring.pieces * laps)[start:end],
-        (ring.quoted * laps)[start:end],
-    )
+    end = start + count
+    if end > len(ring.ids):
+        laps = end // len(ring.ids) + 1
+        ring = Prose(ring.ids * laps, ring.pieces * laps, ring.quoted * laps)
+    found = Prose(ring.ids[start:end], ring.pieces[start:end], ring.quoted[start:end])
     if count:
         found.ids[0], found.pieces[0], found.quoted[0] = _LISTED_ID["The"], "The", b'"The"'
     return found
@@ -178,12 +177,12 @@ def _ring(rng: Random, least: int) -> tuple[Prose, list[int]]:
 def _sentence(rng: Random) -> list[str]:
     words = ["The", *_clause(rng)]
     if rng.random() < 0.5:
-        words += [",", rng.choice(_JOINS.split()), "the", *_clause(rng)]
+        words += [",", rng.choice(_SPLIT[4]), "the", *_clause(rng)]
     return [" " + word if word != "," else word for word in words] + ["."]
 
 
 def _clause(rng: Random) -> list[str]:
-    adjective, noun, verb, place, _, _ = (words.split() for words in _LISTS)
+    adjective, noun, verb, place, _ = _SPLIT
     words = [rng.choice(adjective), rng.choice(noun), rng.choice(verb), "the"]
     if rng.random() < 0.4:
         words.append(rng.choice(adjective))

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from forebay.scheduler.engine_kv import chain_hashes
-from forebay.scheduler.engine_model import EngineModel, Phase, Removed, Sequence, Stored
+from forebay.scheduler.engine_model import EngineModel
 from forebay.scheduler.engine_profiles import DEMO, H200_8B, INSTANT, Profile, find_profile
+from forebay.scheduler.engine_sequence import Phase, Removed, Sequence, Stored
 
 SMALL = Profile(
     name="small",
