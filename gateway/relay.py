@@ -168,7 +168,8 @@ class Relay:
         if placement is not None:
             self.placed(placement, now)
         else:
-            self._state = advance(self._state, _QUEUE)
+            if self._state is not State.QUEUED:  # where a retry stands already
+                self._state = advance(self._state, _QUEUE)
             pool.waiting[request.id] = self
 
     def placed(self, placement: Placement, now: float) -> None:
