@@ -53,7 +53,8 @@ def _plain(kind: str, error: ErrorDetails) -> str:
     about, _, fault = kind.partition("_")
     wanted = _WANTED.get(about) if fault in {"type", "parsing", "from_float"} else None
     if wanted == "a text" and isinstance(error["input"], int | float):
-        return f"must be a text; put {shown(error['input'])} in quotes"
+        # Not repeated: what is meant as a text may be a key.
+        return "must be a text; put it in quotes"
     if wanted:
         return f"must be {wanted}"
     message = re.sub(r"^(Input|Value|String) should ", "must ", error["msg"])
@@ -74,6 +75,8 @@ def _no_choice(value: object, place: Place) -> str:
     if section is None:
         return "is none of the known values"
     choices = [str(choice) for choice in get_args(section.model_fields[key].annotation)]
+    if isinstance(value, str) and not isinstance(value, Substituted) and value in choices:
+        return f"must be {value}, without quotes"
     if str(value) in section.later_values.get(key, ()):
         return f"{shown(value)} is not in this version; use {' or '.join(choices)}"
     hint = "" if isinstance(value, Substituted) else did_you_mean(str(value), choices)

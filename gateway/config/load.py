@@ -22,7 +22,10 @@ from .yaml_tree import read_tree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic_core import ErrorDetails
+
     from .errors import Place
+    from .yaml_tree import Tree
 
 
 def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Config:
@@ -31,7 +34,7 @@ def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Co
     `env` stands for the process's environment. Raises ConfigErrors with all that is wrong.
     """
     tree = read_tree(_text(source), os.environ if env is None else env)
-    config, found = _judge(tree.data)
+    config, found = _judge(tree)
     found += find_faults(tree.data)
     faults = {tree.fault(place, what) for place, what in found if place not in tree.unread}
     faults.update(tree.faults)
@@ -40,13 +43,21 @@ def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Co
     return config
 
 
-def _judge(data: object) -> tuple[Config | None, list[tuple[Place, str]]]:
+def _judge(tree: Tree) -> tuple[Config | None, list[tuple[Place, str]]]:
     try:
-        return Config.model_validate(data, context={"file": True}), []
+        return Config.model_validate(tree.data, context={"file": True}), []
     except ValidationError as error:
-        # "too short" for a list whose entries are all refused would send the reader astray.
-        told = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]
-        return None, [explain(each) for each in told]
+        return None, [explain(each) for each in error.errors() if not _follows(each, tree)]
+
+
+def _follows(error: ErrorDetails, tree: Tree) -> bool:
+    """Tell whether an error only follows from others, so that it would send the reader astray."""
+    if error["type"] == "too_short":
+        return bool(error["input"])  # its entries are all refused
+    place = error["loc"]
+    return error["type"] == "value_error" and any(
+        unread[: len(place)] == place for unread in tree.unread
+    )
 
 
 def _text(source: Path | bytes | str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _REFERENCE = re.compile(r"\$\{([^{}\s'\"]*)\}")
 _MARKER = re.compile(f"{_OPEN}(.*?){_CLOSE}")
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NUMBER = re.compile(r"[-+]?[0-9.]{1,100}(?:[eE][-+]?[0-9]{1,3})?", re.ASCII)
 _MERGE = "tag:yaml.org,2002:merge"
@@ -102,6 +103,19 @@ def _compose(text: str) -> yaml.Node:
     return node
 
 
+def _joined(text: str) -> str:
+    """Make one character of two halves: JSON escapes beyond U+FFFF so, and JSON is YAML."""
+    return _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+
+
+def _is_name(text: str) -> bool:
+    return _OPEN not in text and _is_whole(text)
+
+
+def _is_whole(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _readable(text: str) -> str:
     return _MARKER.sub(lambda found: f"${{{found[1]}}}", text)
 
@@ -145,7 +159,7 @@ class _Reader:
         line = node.start_mark.line + 1
         if node.tag == _MERGE:
             return None
-        if not isinstance(node, yaml.ScalarNode) or _OPEN in node.value:
+        if not isinstance(node, yaml.ScalarNode) or not _is_name(node.value):
             message = "has a key that is not a plain name"
             self._tree.faults.append(Fault(line, path_of(place), message))
             return None
@@ -168,7 +182,9 @@ class _Reader:
         return merged
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> object:
-        text: str = node.value
+        text = _joined(node.value)
+        if not _is_whole(text):
+            return self._refused(place, "holds half a character (a lone surrogate)")
         if _OPEN in text:
             return self._substituted(text, place)
         if "${" in text:
@@ -192,6 +208,8 @@ class _Reader:
                 return self._refused(place, f"'${{{name}}}' does not hold a variable's name")
             if name not in self._env:
                 return self._refused(place, f"environment variable {name} is not set")
+            if not _is_whole(self._env[name]):
+                return self._refused(place, f"environment variable {name} is not UTF-8 text")
         return Substituted(_MARKER.sub(lambda found: self._env[found[1]], text))
 
     def _refused(self, place: Place, message: str) -> None:

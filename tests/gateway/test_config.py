@@ -1,3 +1,5 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,7 @@ def test_names_of_models_map_to_the_engines_names():
         ("[1]", "", "must be a list of names and {caller's name: engine's name} maps"),
         ("[{}]", "", "must be a list of names and {caller's name: engine's name} maps"),
         ("[]", "", "needs at least one entry"),
-        ("[{a: 1}]", ".a", "must be a text; put '1' in quotes"),
+        ("[{a: 1}]", ".a", "must be a text; put it in quotes"),
         ("[{a: }]", "[0].a", "has no value; give it one, or leave the key out"),
         ("['']", "", "must have at least 1 character"),
     ],
@@ -138,6 +140,13 @@ def test_a_value_from_the_environment_cannot_change_the_structure():
 )
 def test_a_reference_that_cannot_be_filled_is_an_error(value: str, message: str):
     assert errors(with_line(f"server: {{host: {value}}}")) == [(7, "server.host", message)]
+
+
+def test_a_variable_that_is_not_utf_8_is_an_error():
+    message = "environment variable A is not UTF-8 text"
+    assert errors(with_line("server: {host: ${A}}"), {"A": "x\udcff"}) == [
+        (7, "server.host", message)
+    ]
 
 
 def test_a_reference_is_no_key():
@@ -291,7 +300,7 @@ def test_a_file_that_cannot_be_read_is_a_config_error(
         ("server:", "server", "has no value; give it one, or leave the key out"),
         ("tenants:", "tenants", "has no value; give it one, or leave the key out"),
         ("server: 5", "server", "must be a mapping"),
-        ("server: {host: 5}", "server.host", "must be a text; put '5' in quotes"),
+        ("server: {host: 5}", "server.host", "must be a text; put it in quotes"),
         ("server: {port: x}", "server.port", "must be a whole number"),
         ("server: {port: 1.5}", "server.port", "must be a whole number"),
         ("server: {port: 70000}", "server.port", "must be less than or equal to 65535"),
@@ -332,7 +341,7 @@ def test_a_wrong_value_is_named_with_its_line(line: str, path: str, message: str
             ".name",
             "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or a digit",
         ),
-        ("name: 1, engine: sim", ".name", "must be a text; put '1' in quotes"),
+        ("name: 1, engine: sim", ".name", "must be a text; put it in quotes"),
         (
             "name: e, engine: vllm, url: http://h, sim: {seed: 1}",
             ".sim",
@@ -440,6 +449,30 @@ def test_the_digest_of_the_tenants_own_name_is_refused():
     assert errors(with_line(line)) == [(7, "tenants[0].keys[0]", message)]
 
 
+def test_a_key_that_looks_like_a_number_is_not_repeated():
+    text = with_line("tenants: [{name: a, keys: [8150715]}]\nserver: {admin: {key: 8150715}}")
+    told = errors(text.replace("engine: sim", "engine: vllm, url: http://h, key: 8150715"))
+    assert len(told) == 3
+    assert "8150715" not in str(told)
+
+
+def test_half_a_character_is_refused():
+    [(line, path, message)] = errors(MINIMAL.replace("[m]", '["\\ud800"]'))
+    assert (line, path) == (4, "pools[0].models[0]")
+    assert message == "holds half a character (a lone surrogate)"
+    assert errors(with_line('"\\ud800": 1')) == [(7, "", "has a key that is not a plain name")]
+
+
+def test_a_character_in_two_halves_is_one_as_in_json():
+    config = load.read(MINIMAL.replace("[m]", '["\\ud83d\\ude00"]'))
+    assert list(config.pools[0].models) == ["\U0001f600"]
+
+
+def test_a_version_in_quotes_is_told_apart():
+    text = MINIMAL.replace("version: 1", "version: '1'")
+    assert errors(text) == [(1, "version", "must be 1, without quotes")]
+
+
 KEYS = ["name", "pools", "models", "endpoints", "engine", "url", "keys", "tenants", "server", "x"]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -451,18 +484,48 @@ JUNK = st.recursive(
 
 
 @given(JUNK)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_any_yaml_is_a_config_or_config_errors(junk: object):
-    import json
-
     try:
         load.read(json.dumps(junk), {})
     except ConfigErrors as refused:
         assert refused.errors  # noqa: PT017 - no junk is a whole configuration, but it might be
 
 
+WHOLE = """\
+version: 1
+server: {host: h, port: 1, max_body: 1MiB, drain: {notice: 1s}, admin: {port: 2, key: k}}
+pools:
+  - name: p
+    models: [a, {b: c}]
+    engine_model: x
+    endpoints:
+      - {name: e, engine: vllm, url: http://h, key: k, max_in_flight: 1}
+      - {name: s, engine: sim, sim: {seed: 1, profile: demo, fault: cut}}
+    queue: {max_requests: 1k, max_bytes: 1MiB, deadline: 1s}
+    retry: {budget: 10%}
+    allow_fields: [priority]
+tenants: [{name: t, keys: [k], models: [a], debug_headers: true}]
+telemetry: {otlp: http://h, sample: 10%}
+"""
+PLACES = [
+    found.span(1)
+    for found in re.finditer(r"(?<=[\[ ])([^\s\[\]{},:]+(?:://h)?)(?=[,\]}\n])", WHOLE)
+]
+
+
+@given(st.sampled_from(PLACES), JUNK)
+@settings(max_examples=150, deadline=None)
+def test_junk_in_any_place_is_a_config_or_config_errors(place: tuple[int, int], junk: object):
+    start, end = place
+    try:
+        load.read(WHOLE[:start] + json.dumps(junk) + WHOLE[end:], {})
+    except ConfigErrors as refused:
+        assert refused.errors  # noqa: PT017 - some junk is right
+
+
 @given(st.text(alphabet="ab:{}[]*&!|>-?'\"%@`#,\n \t$<~0", max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_any_text_is_a_config_or_config_errors(text: str):
     with pytest.raises(ConfigErrors):
         load.read(text, {})
