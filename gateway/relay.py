@@ -21,6 +21,7 @@ from forebay.policies.contracts import (
     DeadlineExpired,
     EngineFailed,
     EngineRefused,
+    EngineUnreachable,
     Finish,
     ForebayError,
     InvalidRequest,
@@ -259,6 +260,9 @@ class Relay:
         """Try elsewhere, or say that the answer broke off."""
         sent = self._stream is not None and self._stream.sent
         self._stream = None
+        if error.code == "internal_error":  # ours: no other endpoint would fare better
+            self._answer_error(error, finish=Finish.ENGINE_ERROR)
+            return
         if self._state is _STREAMING:
             self._broke_off(error)
         else:
@@ -592,5 +596,9 @@ def _final(verdict: Verdict, error: ForebayError, pool: str) -> ForebayError:
             "the engine refused the gateway's key or model; its operator has to look at this",
             code="engine_misconfigured",
         )
-    error.status = error.status if error.status in (502, 504) else 502
+    if not isinstance(error, EngineRefused):
+        # What went wrong names addresses: that is for the log.
+        text = "cannot be reached" if isinstance(error, EngineUnreachable) else "broke off"
+        status = 504 if error.status == 504 else 502
+        return EngineFailed(f"an engine of pool '{pool}' {text}", status=status, code=error.code)
     return error

@@ -1,4 +1,4 @@
-"""Policies: which one, who first, how much?
+"""Answer three questions: which one, who first, how much.
 
 Pure, synchronous answers to scheduling questions: events and `now` in, decisions out. `contracts`
 holds the nouns everything else speaks in (`Request`, `Outcome`, `EndpointView`, `Placement`), the

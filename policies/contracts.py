@@ -13,13 +13,18 @@
         └── EngineRefused           the engine answered, with an error status
 
 Each carries the HTTP `status`, OpenAI's `code`, and `retry_after` in seconds where waiting helps.
+
+What is made once a request is a msgspec Struct: a frozen dataclass of as many fields takes 2 us to
+make, a Struct 0.3.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +63,7 @@ class ConfigError(ForebayError):
     code = "invalid_config"
 
 
-class Rejected(ForebayError):
+class Rejected(ForebayError):  # noqa: N818 - the words of the house, not a suffix
     """The request is not served; the caller is told why."""
 
 
@@ -102,7 +107,7 @@ class DeadlineExpired(Rejected):
     type = "timeout_error"
 
 
-class EngineFailed(ForebayError):
+class EngineFailed(ForebayError):  # noqa: N818 - as above
     """An engine broke off, or spoke something that is no HTTP."""
 
     status = 502
@@ -138,8 +143,7 @@ class Route(StrEnum):
     TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True, gc=False):
     """One call going down, as the scheduler sees it.
 
     Times are in the loop's seconds, `arrived` and `deadline` included. Token counts are estimates
@@ -185,8 +189,7 @@ class Finish(StrEnum):
     DRAINED = "drained"
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct, gc=False):
     """How one call ended: written once, when it is settled.
 
     Times in loop seconds; None means that the moment never came. Token counts are None when the
@@ -254,8 +257,7 @@ class EndpointView:
         return max(1, int(self.limit * self.share)) - self.in_flight
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True, gc=False):
     """The endpoint chosen for a request."""
 
     request: Request
@@ -263,7 +265,7 @@ class Placement:
     tokens: int
     """The predicted load that it adds: uncached prompt and output tokens."""
     placed: float
-    score: float = field(default=0.0, compare=False)
+    score: float = 0.0
 
 
 class Ordering(Protocol):
@@ -301,7 +303,9 @@ class Filter(Protocol):
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
-    ) -> Sequence[EndpointView]: ...
+    ) -> Sequence[EndpointView]:
+        """Return those that may serve it, in the order given."""
+        ...
 
 
 class Score(Protocol):
@@ -311,7 +315,9 @@ class Score(Protocol):
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
-    ) -> Sequence[float]: ...
+    ) -> Sequence[float]:
+        """Return one rating for each endpoint."""
+        ...
 
 
 class Pick(Protocol):
@@ -321,4 +327,6 @@ class Pick(Protocol):
 
     def __call__(
         self, endpoints: Sequence[EndpointView], scores: Sequence[float], rng: Random
-    ) -> int: ...
+    ) -> int:
+        """Return the index of the one chosen."""
+        ...

@@ -8,8 +8,10 @@ be what broke the engine, so it takes down two endpoints at most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from .window import SlidingCount
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,7 +190,9 @@ def test_a_stable_filter_looks_at_nothing_that_moves(
         replace(m, name=s.name, usable=s.usable, models=s.models, routes=s.routes)
         for s, m in zip(some, more, strict=False)
     ]
-    other = replace(request, id="other", sequence=9, arrived=99.0, uncached_tokens=1)
+    other = msgspec.structs.replace(
+        request, id="other", sequence=9, arrived=99.0, uncached_tokens=1
+    )
 
     assert [v.name for v in keep(request, some[: len(moved)], NOW)] == [
         v.name for v in keep(other, moved, NOW + 1000)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.gateway.telemetry import access_log
 from forebay.gateway.telemetry.access_log import AccessLog
@@ -163,7 +164,7 @@ def test_a_reload_brings_new_names():
     kept = Kept()
     log = AccessLog(kept, SPACE)
     for tenants in (frozenset({"new"}), frozenset[str]()):
-        log.relabel(replace(SPACE, tenants=tenants))
+        log.relabel(dataclasses.replace(SPACE, tenants=tenants))
         log.add(replace(DONE, tenant="new"))
         log.flush()
     assert [line["tenant"] for line in kept.lines] == ["new", "other"]

@@ -89,7 +89,7 @@ def test_a_request_is_placed_at_once_where_there_is_room():
 
     placement = d.submit(request(1), 5.0)
 
-    assert placement == Placement(request(1), "a", tokens=100, placed=5.0)
+    assert placement == Placement(request(1), "a", tokens=100, placed=5.0, score=1.0)
     assert (d.endpoints["a"].in_flight, d.endpoints["a"].in_flight_tokens) == (1, 100)
     assert (d.queued, d.in_flight) == (0, 1)
 

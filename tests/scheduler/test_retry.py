@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
+import msgspec
 import pytest
 
 from forebay.adapters.base import Verdict
@@ -151,4 +152,4 @@ def test_a_retried_request_keeps_its_place_and_avoids_where_it_was():
 
     second = again(again(first, "a"), "b")
 
-    assert second == replace(first, avoid=frozenset({"a", "b"}))
+    assert second == msgspec.structs.replace(first, avoid=frozenset({"a", "b"}))
