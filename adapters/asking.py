@@ -129,8 +129,6 @@ def _translate(target: Target, path: str, error: Exception) -> EngineFailed:
 
 def _refusal(target: Target, path: str, status: int, body: bytes) -> EngineRefused:
     said = read_body(status, body).message
-    hint = "; check its key" if status in {401, 403} else ""
     return EngineRefused(
-        f"endpoint {target.name} answered GET {path} with {status}: {said[:200]}{hint}",
-        status=status,
+        f"endpoint {target.name} answered GET {path} with {status}: {said[:200]}", status=status
     )

@@ -100,7 +100,17 @@ def judge_missing(said: ErrorBody) -> Verdict:
 
 
 def read_body(status: int, body: bytes) -> ErrorBody:
-    """Read the body of an error answer; never raises, and always has a message."""
+    """Read the body of an error answer; never raises, and always has a message.
+
+    What an engine says of the key that it refuses may quote it, and so is not repeated.
+    """
+    said = _read_any(status, body)
+    if status in _MISCONFIGURED:
+        return ErrorBody(f"the engine refuses the endpoint's key ({status})", said.type)
+    return said
+
+
+def _read_any(status: int, body: bytes) -> ErrorBody:
     members = read_object(body) if len(body) <= MAX_BODY else {}
     inner = read_object(members.get("error"))
     if inner:

@@ -108,6 +108,7 @@ class LlamaCpp:
             call.path,
             edits,
             drop_control(call, self.control_fields, edits),
+            (("x-request-id", call.request_id),),
             answer=_detokenized if call.route is Route.DETOKENIZE else None,
         )
 
@@ -155,7 +156,8 @@ class LlamaCpp:
             edits["with_pieces"] = b"true"
         renamed = tuple(name for name in _RENAMED if name in members)
         dropped = drop_control(call, self.control_fields, edits)
-        return Translation(call.path, edits, renamed + dropped, answer=_tokenized)
+        headers = (("x-request-id", call.request_id),)
+        return Translation(call.path, edits, renamed + dropped, headers, answer=_tokenized)
 
 
 def _tokenized(body: bytes) -> bytes:

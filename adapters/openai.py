@@ -85,7 +85,12 @@ class OpenAI:
         edits = set_model(call)
         if call.members:
             ask_usage(call, edits)
-        return Translation(call.path, edits, drop_control(call, self.control_fields, edits))
+        return Translation(
+            call.path,
+            edits,
+            drop_control(call, self.control_fields, edits),
+            (("x-request-id", call.request_id),),
+        )
 
     def read_error(self, status: int, body: bytes) -> EngineError:
         """Read an error by what all engines share."""

@@ -128,6 +128,7 @@ class SGLang:
             call.path,
             edits,
             drop_control(call, self.control_fields, edits),
+            (("x-request-id", call.request_id),),
             answer=_as_prompt if route is Route.DETOKENIZE else None,
         )
 

@@ -122,19 +122,15 @@ class TrtLlm:
                 code="route_not_found",
             )
         edits = set_model(call)
-        dropped = drop_control(call, self.control_fields, edits)
         known = _FIELDS.get(call.route)
         if known is not None and call.members:
+            _put_ours_in(call, edits)
+        dropped = drop_control(call, self.control_fields, edits)
+        if known is not None and not known.issuperset(call.members):
             dropped += self._unknown(call, known)
-            _set_format(call, edits)
-            if call.stream:
-                _set_stream_options(call, edits)
-            if call.priority is not None:
-                edits["priority"] = _weigh(call.priority)
-            if call.cache_salt and call.route is Route.CHAT:
-                edits["cache_salt"] = quote(call.cache_salt)
-            dropped = tuple(name for name in dropped if name not in edits)
-        return Translation(call.path, edits, dropped)
+        if "max_completion_tokens" in call.members and "max_tokens" in call.members:
+            dropped += ("max_tokens",)
+        return Translation(call.path, edits, dropped, (("x-request-id", call.request_id),))
 
     def read_error(self, status: int, body: bytes) -> EngineError:
         """Read an error: a 400 may be the engine's own failure, told by its first words alone."""
@@ -180,9 +176,18 @@ class TrtLlm:
                     param=name[:64],
                     code="unknown_parameter",
                 )
-        if "max_tokens" in call.members and "max_completion_tokens" in call.members:
-            return (*sorted(names), "max_tokens")
         return tuple(sorted(names))
+
+
+def _put_ours_in(call: Call, edits: dict[str, bytes]) -> None:
+    if "response_format" in call.members:
+        _set_format(call, edits)
+    if call.stream:
+        _set_stream_options(call, edits)
+    if call.priority is not None:
+        edits["priority"] = _weigh(call.priority)
+    if call.cache_salt and call.route is Route.CHAT:
+        edits["cache_salt"] = quote(call.cache_salt)
 
 
 def _set_stream_options(call: Call, edits: dict[str, bytes]) -> None:
@@ -191,8 +196,7 @@ def _set_stream_options(call: Call, edits: dict[str, bytes]) -> None:
     options = read_object(sent)
     if sent is not None and not options and bytes(sent) not in (b"null", b"{}"):
         return
-    asked = bytes(options.get("include_usage", b"")) == b"true"
-    if not asked:
+    if bytes(options.get("include_usage", b"")) != b"true":
         edits["stream_options"] = _USAGE_AT_END if call.meter_usage else _NO_USAGE
     elif "continuous_usage_stats" not in options:
         edits["stream_options"] = _USAGE_AT_END
@@ -200,10 +204,7 @@ def _set_stream_options(call: Call, edits: dict[str, bytes]) -> None:
 
 def _set_format(call: Call, edits: dict[str, bytes]) -> None:
     # OpenAI's json_schema in the older form, which every release takes.
-    sent = call.members.get("response_format")
-    if sent is None:
-        return
-    wanted = read_object(sent)
+    wanted = read_object(call.members["response_format"])
     if read_text(wanted.get("type")) != "json_schema":
         return
     schema = read_object(wanted.get("json_schema")).get("schema")

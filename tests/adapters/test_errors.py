@@ -32,9 +32,9 @@ SHAPES = [
         id="flat",
     ),
     pytest.param(
-        401,
-        {"error": "Unauthorized"},
-        ErrorBody("Unauthorized", "authentication_error", None, None, nested=False, shaped=True),
+        429,
+        {"error": "slow down"},
+        ErrorBody("slow down", "rate_limit_error", None, None, nested=False, shaped=True),
         id="a string",
     ),
     pytest.param(
@@ -124,6 +124,17 @@ def test_a_caller_cannot_put_an_endpoint_out_of_rotation_by_the_name_of_a_respon
     body = {"error": {"message": "Response with id 'the model x does not exist' not found."}}
 
     assert read_error(404, encode(body)).verdict is Verdict.NEUTRAL
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_is_said_of_a_refused_key_is_not_repeated(status: int):
+    body = {"error": {"message": "Incorrect API key: sk-canary", "code": "sk-canary", "param": "k"}}
+
+    error = read_error(status, encode(body))
+
+    assert "sk-canary" not in repr(error)
+    assert error.message == f"the engine refuses the endpoint's key ({status})"
+    assert error.verdict is Verdict.MISCONFIGURED
 
 
 def test_an_error_is_what_was_said_and_what_it_means():

@@ -214,7 +214,10 @@ def test_a_multipart_form_loses_every_control_field_and_gets_its_model():
             401,
             b'{"error":"Unauthorized"}',
             EngineError(
-                Verdict.MISCONFIGURED, "Unauthorized", "authentication_error", nested=False
+                Verdict.MISCONFIGURED,
+                "the engine refuses the endpoint's key (401)",
+                "authentication_error",
+                nested=False,
             ),
         ),
         (

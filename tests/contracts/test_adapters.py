@@ -1,7 +1,9 @@
 """What every adapter must hold, whatever its engine."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -136,6 +138,16 @@ def test_a_request_without_a_body_is_sent_without_edits(adapter: Adapter):
     translation = adapter.translate(sent)
 
     assert (translation.path, translation.set, translation.drop) == (path, {}, ())
+    assert translation.headers == (("x-request-id", ID),)
+
+
+@pytest.mark.parametrize("engine", sorted(ADAPTERS.keys() - {"sim"}))
+def test_the_page_on_engines_names_every_control_field(engine: str):
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    callers = page.partition("## What callers may not say")[2]
+    section = callers.partition(f"### {engine}")[2].partition("\n#")[0]
+
+    assert set(re.findall(r"`([^`]+)`", section)) >= ADAPTERS[engine].control_fields
 
 
 @adapters
