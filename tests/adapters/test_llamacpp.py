@@ -142,7 +142,6 @@ def test_a_detokenized_text_gets_the_name_that_callers_know():
         (501, "This server does not support embeddings.", "not_supported", Verdict.MISSING_ROUTE),
         (400, "request (9 tokens) exceeds", "exceed_context_size_error", Verdict.NEUTRAL),
         (400, "model 'x' not found", "invalid_request_error", Verdict.MISCONFIGURED),
-        (401, "Invalid API Key", "authentication_error", Verdict.MISCONFIGURED),
         (503, "Loading model", "unavailable_error", Verdict.FULL),
         (500, "image input is not supported - hint", "server_error", Verdict.NEUTRAL),
         (500, "'messages' is required", "server_error", Verdict.NEUTRAL),
