@@ -413,13 +413,16 @@ class Relay:
         self._take_held()
         now = self._app.now()
         pool = self._inbound.pool
-        self._judge(verdict, error.message)
+        # An engine's own words may quote the caller; its state and the log hold only the status.
+        told = f"it answered {self._status}" if isinstance(error, EngineRefused) else error.message
+        self._judge(verdict, told)
         self._tries.ended(verdict, sent=sent)
         wider = again(self.request, self._endpoint.name)
         self._release(now)
         if self._settled:
             return
         elsewhere = pool.dispatcher.could_serve(wider, now)
+        refused = pool.budget.refused
         if may_retry(
             verdict,
             tries=self._tries,
@@ -433,7 +436,11 @@ class Relay:
             self._state = advance(self._state, Event.RETRY)
             self._submit(wider, now)
             return
-        self._answer_error(_final(verdict, error, pool.name), finish=Finish.ENGINE_ERROR)
+        if pool.budget.refused > refused:
+            self._app.observer.retry_refused(pool.name)
+        final = _final(verdict, error, pool.name)
+        blamed = Finish.REJECTED if isinstance(final, InvalidRequest) else Finish.ENGINE_ERROR
+        self._answer_error(final, finish=blamed)
 
     def _judge(self, verdict: Verdict, reason: str) -> None:
         self._inbound.pool.judged(self._endpoint, verdict, reason, self._app.now())
@@ -588,6 +595,8 @@ def _final(verdict: Verdict, error: ForebayError, pool: str) -> ForebayError:
             retry_after=RETRY_AFTER,
         )
     if verdict is Verdict.MISSING_ROUTE:
+        if isinstance(error, InvalidRequest) and error.status != 404:
+            return error  # the adapter says what this engine cannot take
         return InvalidRequest(
             f"no endpoint of pool '{pool}' has this route", status=404, code="route_not_found"
         )

@@ -77,8 +77,7 @@ class Scanner:
 
     def flush(self) -> bytes:
         """Return what was held back, at the end of input."""
-        held, self._tail = self._tail, b""
-        return held if self._strip else b""
+        return self._tail if self._strip else b""
 
     def _give_up(self, data: bytes) -> bytes:
         self.blind = True

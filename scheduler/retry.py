@@ -32,11 +32,13 @@ class RetryBudget:
     allows none.
     """
 
-    __slots__ = ("_floor", "_requests", "_retries", "_share")
+    __slots__ = ("_floor", "_requests", "_retries", "_share", "refused")
 
     def __init__(self, share: float, *, window_s: float = 10.0, floor: int = 3) -> None:
         self._share = share
         self._floor = floor if share > 0 else 0
+        self.refused = 0
+        """Retries that were not allowed."""
         self._requests = SlidingCount(window_s)
         self._retries = SlidingCount(window_s)
 
@@ -48,6 +50,7 @@ class RetryBudget:
         """Take one retry from the budget; False, and nothing taken, when it is spent."""
         most = max(self._floor, self._share * self._requests.total(now))
         if self._retries.total(now) + 1 > most:
+            self.refused += 1
             return False
         self._retries.add(now)
         return True
