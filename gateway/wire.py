@@ -25,6 +25,7 @@ _SKIP = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
+_SPACE, _BRACE = b" {"
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value = msgspec.json.Decoder().decode
@@ -139,24 +140,24 @@ def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
     Every key and value is compared with the text where it should be. The parser keeps a repeated
     key's first place and its last value, so a repeated or escaped key ends the walk.
     """
-    spans, position = list[Span](), 1
-    startswith = raw.startswith
+    spans: list[Span] = []
+    position, known = 1, _LITERALS.get
     for key, value in members.items():
         if spans:
-            position += 2 if startswith(b", ", position) else 1
-        literal = _LITERALS.get(key) or b'"%b":' % key.encode()
-        if not startswith(literal, position):
-            return None
+            position += 2 if raw[position + 1] == _SPACE else 1
+        literal = known(key) or b'"%b":' % key.encode()
         at = position + len(literal)
-        if startswith(b" ", at):
+        if raw[position:at] != literal:
+            return None
+        if raw[at] == _SPACE:
             at += 1
         text = bytes(value)
-        if not startswith(text, at):
-            return None
         end = at + len(text)
+        if raw[at:end] != text:
+            return None
         spans.append((key, position, at, end))
         position = end
-    return spans if raw[0] == 123 and raw[position:] == b"}" else None
+    return spans if raw[0] == _BRACE and raw[position:] == b"}" else None
 
 
 def _scan(raw: bytes, known: frozenset[str]) -> list[Span]:
