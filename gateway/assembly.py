@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -16,6 +17,7 @@ from .monitor import Monitor
 from .pools import Endpoint, Pool
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
 
     import httpx
@@ -125,7 +127,10 @@ class Assembly:
             import httpx  # noqa: PLC0415 - takes 100 ms, and embedded engines need none
 
             self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(5.0), trust_env=False, follow_redirects=False
+                timeout=httpx.Timeout(5.0),
+                trust_env=False,
+                follow_redirects=False,
+                verify=_certificates(),
             )
         return self._client
 
@@ -145,6 +150,14 @@ class Assembly:
                 endpoint.opener.close()
         if self._client is not None:
             await self._client.aclose()
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read the certificates that control calls trust: 50 ms, so once a process."""
+    import httpx  # noqa: PLC0415 - see Assembly.http
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:

@@ -338,6 +338,8 @@ class Process:
         await self._assembly.close()
         for connection in tuple(self.connections.open):
             connection.transport.close()
-        await asyncio.sleep(0.05)  # for the last bytes to go out
+        for _ in range(10):  # for the last bytes to go out
+            if self.connections.open:
+                await asyncio.sleep(0.01)
         self.telemetry.close()
         logger.info("stopped", extra={"unsettled": len(self.app.active)})

@@ -6,7 +6,6 @@ Types for annotations come from here under `TYPE_CHECKING`; the fixtures give th
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 from contextlib import asynccontextmanager
@@ -313,7 +312,6 @@ async def running(
             process.stop()
         await asyncio.wait({task})
         root.handlers[:], root.level = before
-        gc.unfreeze()
     assert task.result() == 0
     if not errors:
         assert records.errors == []
