@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 from struct import pack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -239,8 +239,7 @@ class SimEngine:
         if ask.tools:
             choice = self._call_tools(ask, key, number)
         elif ask.schema is not None:
-            text = msgspec.json.encode(fill(ask.schema, Random(key))).decode()  # noqa: S311 - a mock
-            ids, pieces = split(text)
+            ids, pieces = split(_fill(ask.schema, Random(key)))  # noqa: S311 - a mock
             choice = Choice(0, number, ids, pieces, None, "stop")
         else:
             choice = _write(ask, key, number, limit)
@@ -257,13 +256,19 @@ class SimEngine:
         rng = Random(key)  # noqa: S311 - a mock
         choice = Choice(0, number, [], [], None, "tool_calls")
         for tool in ask.tools:
-            arguments: Any = fill(tool.parameters, rng)
-            ids, pieces = split(msgspec.json.encode(arguments).decode())
+            ids, pieces = split(_fill(tool.parameters, rng))
             choice.ids += ids
             choice.pieces += pieces
             call_id = f"chatcmpl-tool-{rng.getrandbits(128):032x}"
             choice.parts.append(Part(len(choice.ids), tool.name, call_id))
         return choice
+
+
+def _fill(schema: object, rng: Random) -> str:
+    try:
+        return msgspec.json.encode(fill(schema, rng)).decode()
+    except ValueError as error:
+        raise SimError(str(error)) from None
 
 
 def _write(ask: Ask, key: int, number: int, limit: int) -> Choice:

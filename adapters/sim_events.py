@@ -69,6 +69,9 @@ class EventPublisher:
         except zmq.ZMQError as error:
             self.close()
             raise OSError(f"KV events cannot be published at {endpoint}: {error}") from None
+        except OSError:
+            self.close()
+            raise
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer replay requests on this loop."""
@@ -109,10 +112,8 @@ class EventPublisher:
         if self._replay is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._replay.fileno())
-            self._replay.close(linger=0)
             self._replay = None
-        self._live.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)
 
 
 def shape_events(
@@ -161,6 +162,10 @@ def _stored(event: Stored, ids: Sequence[int], salt: str, size: int) -> Json:
 
 
 def _attach(socket: zmq.SyncSocket, endpoint: str) -> None:
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > 65535:
+        # ZMQ would take its lower 16 bits.
+        raise OSError(f"KV events cannot be published at {endpoint}: no such port")
     if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
         socket.bind(endpoint)
     else:

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
-_STRING: Schema = {"type": "string"}
-
 _DEEP = 6
+_DEEPEST = 40
+_PARTS_MOST = 20_000
+_LONGEST = 20_000
+_STRING: Schema = {"type": "string"}
 _FORMATS = {
     "date": "2024-05-17",
     "date-time": "2024-05-17T08:30:00Z",
@@ -30,38 +32,109 @@ _TEXTS = ("quiet basin", "level gate", "steady turbine", "open channel", "silver
 
 
 def fill(schema: object, rng: Random) -> Any:
-    """Make a value for `schema`. Patterns, `not` and conditions are not looked at."""
+    """Make a value for `schema`. Patterns, `not` and conditions are not looked at.
+
+    Raises ValueError for a schema that cannot be read, or whose values are too large.
+    """
     root = cast("Schema", schema) if isinstance(schema, dict) else {}
-    return _fill(root, root, rng, 0)
+    try:
+        return _Filler(root, rng).fill(root, 0)
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"the JSON schema cannot be read: {type(error).__name__}") from None
 
 
-def _fill(schema: object, root: Schema, rng: Random, depth: int) -> Any:
-    if not isinstance(schema, dict):
-        return {}
-    found = _resolve(cast("Schema", schema), root, depth)
-    if "const" in found:
-        return found["const"]
-    if found.get("enum"):
-        return rng.choice(found["enum"])
-    for word in ("anyOf", "oneOf"):
-        if found.get(word):
-            return _fill(_alternative(found[word], depth), root, rng, depth + 1)
-    return _fill_type(found, root, rng, depth)
+class _Filler:
+    """Fills the parts of one schema, up to a number of them: a schema may refer to itself."""
 
+    def __init__(self, root: Schema, rng: Random) -> None:
+        self._root = root
+        self._rng = rng
+        self._left = _PARTS_MOST
 
-def _resolve(schema: Schema, root: Schema, depth: int) -> Schema:
-    """Follow `$ref` and merge `allOf`."""
-    for _ in range(16):
-        reference = schema.get("$ref")
-        if not isinstance(reference, str):
-            break
-        rest = {name: value for name, value in schema.items() if name != "$ref"}
-        schema = {**_look_up(reference, root), **rest}
-    merged: Schema = {name: value for name, value in schema.items() if name != "allOf"}
-    if depth < 4 * _DEEP:
+    def fill(self, schema: object, depth: int) -> Any:
+        self._spend(depth)
+        if not isinstance(schema, dict):
+            return {}
+        found = self._resolve(cast("Schema", schema), depth)
+        if "const" in found:
+            return found["const"]
+        if found.get("enum"):
+            return self._rng.choice(found["enum"])
+        for word in ("anyOf", "oneOf"):
+            if found.get(word):
+                return self.fill(_alternative(found[word], depth), depth + 1)
+        return self._fill_type(found, depth)
+
+    def _spend(self, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0 or depth > _DEEPEST:
+            raise ValueError("the JSON schema has no value of a sensible size")
+
+    def _resolve(self, schema: Schema, depth: int) -> Schema:
+        """Follow `$ref` and merge `allOf`."""
+        self._spend(depth)
+        for _ in range(16):
+            reference = schema.get("$ref")
+            if not isinstance(reference, str):
+                break
+            rest = {name: value for name, value in schema.items() if name != "$ref"}
+            schema = {**_look_up(reference, self._root), **rest}
+        merged: Schema = {name: value for name, value in schema.items() if name != "allOf"}
         for part in schema.get("allOf") or ():
-            _merge(merged, _resolve(part, root, depth + 1))
-    return merged
+            _merge(merged, self._resolve(part, depth + 1))
+        return merged
+
+    def _fill_type(self, schema: Schema, depth: int) -> Any:
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            kinds = cast("list[str]", kind)
+            kind = "null" if depth >= _DEEP and "null" in kinds else kinds[0]
+        if kind is None:
+            kind = "array" if "items" in schema else "object"
+        match kind:
+            case "object":
+                return self._fill_object(schema, depth)
+            case "array":
+                return self._fill_array(schema, depth)
+            case "string":
+                return _fill_string(schema, self._rng)
+            case "integer" | "number":
+                return _fill_number(schema, self._rng, whole=kind == "integer")
+            case "boolean":
+                return self._rng.random() < 0.5
+            case _:
+                return None
+
+    def _fill_object(self, schema: Schema, depth: int) -> Schema:
+        properties: Schema = schema.get("properties") or {}
+        required: list[str] = schema.get("required") or []
+        value = {
+            name: self.fill(part, depth + 1)
+            for name, part in properties.items()
+            if depth < _DEEP or name in required
+        }
+        extra: object = schema.get("additionalProperties")
+        for name in required:
+            if name not in value:
+                value[name] = self.fill(extra, depth + 1)
+        return value
+
+    def _fill_array(self, schema: Schema, depth: int) -> list[Any]:
+        leading = [self.fill(part, depth + 1) for part in schema.get("prefixItems") or ()]
+        least = int(schema.get("minItems", 0))
+        most = int(schema.get("maxItems", max(least, 3)))
+        wanted = least if depth >= _DEEP else max(least, min(most, self._rng.randint(1, 3)))
+        items: object = schema.get("items", _STRING)
+        if schema.get("prefixItems") and "items" not in schema:
+            wanted = least
+        values = list(leading[: max(most, least)])
+        tries = 0
+        while len(values) < wanted:
+            value = self.fill(items, depth + 1)
+            tries += 1
+            if not schema.get("uniqueItems") or value not in values or tries > 100:
+                values.append(value)
+        return values
 
 
 def _merge(into: Schema, part: Schema) -> None:
@@ -92,64 +165,11 @@ def _alternative(choices: list[Any], depth: int) -> Any:
     return choices[0]
 
 
-def _fill_type(schema: Schema, root: Schema, rng: Random, depth: int) -> Any:
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        kinds = cast("list[str]", kind)
-        kind = "null" if depth >= _DEEP and "null" in kinds else kinds[0]
-    if kind is None:
-        kind = "array" if "items" in schema else "object"
-    match kind:
-        case "object":
-            return _fill_object(schema, root, rng, depth)
-        case "array":
-            return _fill_array(schema, root, rng, depth)
-        case "string":
-            return _fill_string(schema, rng)
-        case "integer" | "number":
-            return _fill_number(schema, rng, whole=kind == "integer")
-        case "boolean":
-            return rng.random() < 0.5
-        case _:
-            return None
-
-
-def _fill_object(schema: Schema, root: Schema, rng: Random, depth: int) -> Schema:
-    properties: Schema = schema.get("properties") or {}
-    required: list[str] = schema.get("required") or []
-    value = {
-        name: _fill(part, root, rng, depth + 1)
-        for name, part in properties.items()
-        if depth < _DEEP or name in required
-    }
-    extra = schema.get("additionalProperties")
-    for name in required:
-        if name not in value:
-            value[name] = _fill(cast("object", extra), root, rng, depth + 1)
-    return value
-
-
-def _fill_array(schema: Schema, root: Schema, rng: Random, depth: int) -> list[Any]:
-    leading = [_fill(part, root, rng, depth + 1) for part in schema.get("prefixItems") or ()]
-    least = int(schema.get("minItems", 0))
-    most = int(schema.get("maxItems", max(least, 3)))
-    wanted = least if depth >= _DEEP else max(least, min(most, rng.randint(1, 3)))
-    items: object = schema.get("items", _STRING)
-    if schema.get("prefixItems") and "items" not in schema:
-        wanted = least
-    values = list(leading[: max(most, least)])
-    tries = 0
-    while len(values) < wanted:
-        value = _fill(items, root, rng, depth + 1)
-        tries += 1
-        if not schema.get("uniqueItems") or value not in values or tries > 100:
-            values.append(value)
-    return values
-
-
 def _fill_string(schema: Schema, rng: Random) -> str:
     text = _FORMATS.get(str(schema.get("format"))) or rng.choice(_TEXTS)
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if least > _LONGEST:
+        raise ValueError("the JSON schema has no value of a sensible size")
     while len(text) < least:
         text += f" {rng.choice(_TEXTS)}"
     if most is not None:
