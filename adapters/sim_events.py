@@ -112,7 +112,9 @@ class EventPublisher:
         if self._replay is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._replay.fileno())
+            self._replay.close(linger=0)
             self._replay = None
+        self._live.close(linger=0)
         self._context.destroy(linger=0)
 
 
