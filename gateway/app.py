@@ -119,9 +119,10 @@ class App:
 
     # -- messages.Host ---------------------------------------------------------------------------
 
-    def buffered(self, change: int) -> None:
+    def buffered(self, change: int) -> bool:
         """See messages.Host."""
         self.buffered_bytes += change
+        return self.buffered_bytes <= self._max_buffered
 
     def admit(self, message: Message) -> Refusal | None:
         """Look at a request's head: does the route exist, is the key good, is there room."""
@@ -162,6 +163,10 @@ class App:
 
     def refuse(self, status: int, message: str, path: str) -> Refusal:
         """See messages.Host."""
+        if status == 429:
+            return self._refusal(Overloaded(message, retry_after=1.0), path)
+        if status == 500:
+            return self._refusal(ForebayError(message), path)
         code = "request_too_large" if status == 413 else "invalid_request"
         return self._refusal(InvalidRequest(message, status=status, code=code), path)
 

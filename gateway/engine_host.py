@@ -26,8 +26,9 @@ class EngineHost:
     def admit(self, message: Message) -> Refusal | None:
         """See messages.Host."""
 
-    def buffered(self, change: int) -> None:
+    def buffered(self, change: int) -> bool:  # noqa: ARG002 - see Host
         """See messages.Host."""
+        return True
 
     def refuse(self, status: int, message: str, path: str) -> Refusal:  # noqa: ARG002 - see Host
         """See messages.Host."""

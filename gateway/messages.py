@@ -125,8 +125,8 @@ class Host(Protocol):
         """Word an error that the protocol itself has found."""
         ...
 
-    def buffered(self, change: int) -> None:
-        """Count bytes of bodies held in memory."""
+    def buffered(self, change: int) -> bool:
+        """Count bytes of bodies held in memory; False when they are too many now."""
         ...
 
 

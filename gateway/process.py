@@ -293,6 +293,7 @@ class Process:
         self._assembly.take(built)
         self.config = config
         self.connections.limits = limits_of(config)
+        self.connections.heads.clear()
         self.telemetry.relabel(LabelSpace.from_config(config))
         self.app.configure(config, keys=Keys(config.tenants), pools=self._assembly.pools)
         self._assembly.recheck()

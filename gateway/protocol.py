@@ -11,6 +11,7 @@ request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from email.utils import formatdate
@@ -21,10 +22,13 @@ from urllib.parse import unquote
 
 import httptools
 
+from .heads import KnownHeads
 from .messages import Guest, Host, Limits, Message, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+logger = logging.getLogger(__name__)
 
 MAX_URL = 8192
 MAX_HEADERS = 100
@@ -67,6 +71,7 @@ class Connections:
         self.closing = False
         """Draining: answers say `connection: close`."""
         self.open: set[HttpProtocol] = set()
+        self.heads = KnownHeads()
         self.date = _date()
         self.opened = 0
 
@@ -102,7 +107,9 @@ class HttpProtocol(asyncio.Protocol):
         self._last = 0.0
         self._stalled: tuple[float, int] = (0.0, 0)
         self._deaf = False  # what comes from now on is dropped
-        self._chunked = self._paused_reading = False
+        self._chunked = self._paused_reading = self._in_turn = False
+        self._repeated = 0
+        self._admitted: Message | None = None  # the first that the read under way completed
         self.slow = False
         self.phase = Phase.IDLE
         self.transport: asyncio.Transport
@@ -138,18 +145,30 @@ class HttpProtocol(asyncio.Protocol):
         if self._deaf:
             self._drop(data)
             return
-        self._last = self._server.clock()
-        if self._message is None or not self._message.method:
+        self._last = now = self._server.clock()
+        message, begins = self._message, False
+        if message is None and self._answering is None:
+            message = self._server.heads.take(data, now)
+            if message is not None:
+                self._take_whole(message)
+                return
+            begins, self._admitted = data.startswith(b"POST "), None
+        if message is None or message.chunked or not message.method:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._no_upgrade()
+        except httptools.HttpParserCallbackError as error:
+            logger.error("request cannot be read", exc_info=error.__context__)  # noqa: TRY400 - ours is inside
+            self._refuse(500, "the gateway failed to read this request")
         except httptools.HttpParserError:
             self._refuse(400, "the request is not well-formed HTTP/1.1")
         else:
-            if self._head_bytes > self._server.limits.max_header + MAX_URL and self._in_head():
-                self._refuse(431, "the request's headers are too long")
+            if self._head_bytes > self._server.limits.max_header + MAX_URL:
+                self._refuse_head()
+            elif begins and self._admitted is not None:
+                self._server.heads.learn(data, self._admitted)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -167,7 +186,9 @@ class HttpProtocol(asyncio.Protocol):
     # -- httptools callbacks ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin a message with its first byte."""
+        """Begin a message with its first byte, unless we have hung up within this very read."""
+        if self._deaf:
+            return
         self._message = Message(self._last)
         if self.phase == Phase.IDLE:
             self.phase = Phase.HEAD
@@ -178,17 +199,19 @@ class HttpProtocol(asyncio.Protocol):
             self._message.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header."""
+        """Take one header; trailers are dropped (RFC 9110, 6.5.1)."""
         message = self._message
-        if message is None:
+        if message is None or message.method:
             return
         name, headers = name.lower(), message.headers
         if name not in headers:
             headers[name] = value
-            return
-        headers[name] += b", " + value
-        if name in _ONCE:
+        elif name in _ONCE:
             message.refusal = self._word(400, f"more than one {name.decode('latin-1')} header")
+        else:
+            self._repeated += 1
+            if self._repeated <= MAX_HEADERS:
+                headers[name] += b", " + value
 
     def on_headers_complete(self) -> None:
         """Look at the head before any of the body is read."""
@@ -206,13 +229,18 @@ class HttpProtocol(asyncio.Protocol):
             message.length = int(length)
         message.chunked = b"transfer-encoding" in headers
         self._head_bytes = 0
+        if self._repeated > MAX_HEADERS:
+            message.refusal = self._word(431, "the request repeats too many headers")
+        self._repeated = 0
         if self.phase == Phase.HEAD:
             self.phase = Phase.BODY
         if message.refusal is None:
             message.refusal = self._check(message) or self._server.host.admit(message)
+        if self._admitted is None:
+            self._admitted = message
         if message.refusal is not None:
             self._turn_away(message)
-        elif b"expect" in headers and self._answering is None:
+        elif b"expect" in headers and self._answering is None and not message.old:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -221,6 +249,7 @@ class HttpProtocol(asyncio.Protocol):
         if message is None:
             return
         self._size += len(data)
+        self._head_bytes = 0
         if message.refusal is not None:
             if self._size > SWALLOW:
                 self._hang_up(message)
@@ -230,7 +259,9 @@ class HttpProtocol(asyncio.Protocol):
             self._drop_body()
             return
         self._body.append(data)
-        self._server.host.buffered(len(data))
+        if not self._server.host.buffered(len(data)):
+            message.refusal = self._word(429, "too much is buffered; try again later")
+            self._drop_body()
 
     def on_message_complete(self) -> None:
         """Hand a whole request on, or line it up behind the one being answered."""
@@ -240,6 +271,16 @@ class HttpProtocol(asyncio.Protocol):
         body, self._body, self._size = self._body, [], 0
         message.body = body[0] if len(body) == 1 else b"".join(body)
         self._line_up(message)
+
+    def _take_whole(self, message: Message) -> None:
+        """Answer a request that came in one read, its head known."""
+        limits, size = self._server.limits, len(message.body)
+        if size > limits.max_body:
+            message.refusal = self._server.host.refuse(413, self._too_long(), message.path)
+        if not self._server.host.buffered(size):
+            text = "too much is buffered; try again later"
+            message.refusal = self._server.host.refuse(429, text, message.path)
+        self._answer(message)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -261,13 +302,16 @@ class HttpProtocol(asyncio.Protocol):
             return self._word(417, "only 'expect: 100-continue' is known")
         if message.chunked and message.old:
             return self._word(400, "HTTP/1.0 has no transfer-encoding")
+        if message.chunked and headers[b"transfer-encoding"].lower() != b"chunked":
+            return self._word(501, "the only transfer-encoding known is chunked")
         return None
 
     def _too_long(self) -> str:
         return f"the body is longer than {self._server.limits.max_body} bytes (server.max_body)"
 
     def _word(self, status: int, text: str) -> Refusal:
-        path = self._message.path if self._message is not None else ""
+        message = self._message
+        path = "" if message is None else message.path or _path(message.target.partition(b"?")[0])
         return self._server.host.refuse(status, text, path)
 
     def _turn_away(self, message: Message) -> None:
@@ -275,8 +319,17 @@ class HttpProtocol(asyncio.Protocol):
         if (message.length or 0) > SWALLOW or b"expect" in message.headers:
             self._hang_up(message)
 
+    def _refuse_head(self) -> None:
+        """Refuse headers, or what comes between chunks and after them, that are too long."""
+        if self._in_head():
+            self._refuse(431, "the request's headers are too long")
+        elif self._message is not None:
+            self._refuse(400, "the request's chunk extensions or trailers are too long")
+
     def _refuse(self, status: int, text: str) -> None:
         """Say what was wrong with the bytes that came, and close."""
+        if self._deaf:
+            return
         message = self._message or Message(self._last)
         message.refusal = self._word(status, text)
         self._hang_up(message)
@@ -381,7 +434,14 @@ class HttpProtocol(asyncio.Protocol):
         if refusal is not None:
             self.send(refusal.status, (_JSON, *refusal.headers), refusal.body)
             return
-        guest = self._server.host.serve(message, self)
+        try:
+            guest = self._server.host.serve(message, self)
+        except Exception:
+            logger.exception("request failed")
+            guest = None
+            if self._answering is message:
+                refusal = self._server.host.refuse(500, "the gateway failed", message.path)
+                self.send(500, (_JSON, *refusal.headers), refusal.body)
         if self._answering is message:
             self._guest = guest
             if guest is not None and self.slow:
@@ -421,17 +481,24 @@ class HttpProtocol(asyncio.Protocol):
             self.phase = Phase.HEAD if self._in_head() else Phase.BODY
 
     def _next(self) -> None:
-        message = self._pipeline.popleft()
-        if self._paused_reading and len(self._pipeline) < MAX_PIPELINED // 2 and not self._deaf:
-            self._paused_reading = False
-            self.transport.resume_reading()
-        self._answer(message)
+        """Answer what waits in line; a loop, since many may be answered within one read."""
+        if self._in_turn:
+            return
+        self._in_turn = True
+        while self._pipeline and self._answering is None and self.phase != Phase.CLOSING:
+            message = self._pipeline.popleft()
+            if self._paused_reading and len(self._pipeline) < MAX_PIPELINED // 2 and not self._deaf:
+                self._paused_reading = False
+                self.transport.resume_reading()
+            self._answer(message)
+        self._in_turn = False
 
     def _close(self) -> None:
         """Close after what has been written; read on a little if the caller may be sending."""
         if self.phase == Phase.CLOSING:
             return
         self.phase, self._last = Phase.CLOSING, self._server.clock()
+        self._stalled = (self._last, self.transport.get_write_buffer_size())
         sending = self._deaf or self._message is not None or bool(self._pipeline)
         self._deaf = True
         self._drop_body()
@@ -450,10 +517,18 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(408, "the request's headers did not come in time")
         elif phase == Phase.BODY and since > limits.body_timeout:
             self._refuse(408, "the request's body did not come in time")
-        elif phase == Phase.CLOSING and since > LINGER:
-            self.transport.abort()
+        elif phase == Phase.CLOSING:
+            self._check_closing(now)
         elif self.slow:
             self._check_stall(now)
+
+    def _check_closing(self, now: float) -> None:
+        """Close for good when all has been sent, or nobody takes it."""
+        if self.transport.get_write_buffer_size():
+            self._last = now
+            self._check_stall(now)
+        elif now - self._last > LINGER:
+            self.transport.abort()
 
     def _check_stall(self, now: float) -> None:
         """Break off with a caller that has taken nothing for too long."""
