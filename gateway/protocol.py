@@ -99,6 +99,7 @@ class HttpProtocol(asyncio.Protocol):
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._message: Message | None = None  # being read
+        self._upgrading: Message | None = None
         self._pipeline: deque[Message] = deque()  # read, waiting for their turn
         self._answering: Message | None = None
         self._guest: Guest | None = None
@@ -156,9 +157,7 @@ class HttpProtocol(asyncio.Protocol):
         if message is None or message.chunked or not message.method:
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._no_upgrade()
+            self._feed(data)
         except httptools.HttpParserCallbackError as error:
             logger.error("request cannot be read", exc_info=error.__context__)  # noqa: TRY400 - ours is inside
             self._refuse(500, "the gateway failed to read this request")
@@ -169,6 +168,17 @@ class HttpProtocol(asyncio.Protocol):
                 self._refuse_head()
             elif begins and self._admitted is not None:
                 self._server.heads.learn(data, self._admitted)
+
+    def _feed(self, data: bytes) -> None:
+        """Parse, past every wish to speak another protocol: llhttp itself stops at one."""
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._no_upgrade()
+            else:
+                return
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -268,6 +278,9 @@ class HttpProtocol(asyncio.Protocol):
         message, self._message = self._message, None
         if message is None:
             return
+        if (message.length or message.chunked) and self._parser.should_upgrade():
+            self._upgrading = message  # the parser takes it for done, without its body
+            return
         body, self._body, self._size = self._body, [], 0
         message.body = body[0] if len(body) == 1 else b"".join(body)
         self._line_up(message)
@@ -342,13 +355,21 @@ class HttpProtocol(asyncio.Protocol):
         self._line_up(message)
 
     def _no_upgrade(self) -> None:
-        """Serve what has been read, and ignore what the caller would have liked to speak next."""
+        """Read on with a parser that has not seen the wish for an upgrade.
+
+        The body of such a request (Java's client asks so by default) is still to come, so the new
+        parser is first told how it is framed.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        message, self._upgrading = self._upgrading, None
+        if message is None or self._deaf:
+            return
+        framing = b"transfer-encoding: chunked"
+        if not message.chunked:
+            framing = b"content-length: %d" % (message.length or 0)
         self._deaf = True
-        last = self._pipeline[-1] if self._pipeline else self._answering
-        if last is not None:
-            last.keep_alive = False
-        else:
-            self._close()
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        self._message, self._deaf = message, False
 
     def _drop(self, data: bytes) -> None:
         self._dropped += len(data)

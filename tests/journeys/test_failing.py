@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.conftest import Peer
     from tests.journeys.conftest import Engine, Gateway, Go, Kit
 
-OK = {"id": "c", "object": "chat.completion", "choices": []}
+OK: dict[str, Any] = {"id": "c", "object": "chat.completion", "choices": []}
 
 
 def said(message: str, **members: Any) -> dict[str, Any]:
