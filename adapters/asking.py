@@ -6,6 +6,7 @@ kind of failure, never its text: that of a header which cannot be sent has the e
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import httpx
@@ -39,7 +40,17 @@ async def ask(http: httpx.AsyncClient, target: Target, path: str) -> bytes:
     return body
 
 
-async def ask_optional(
+async def ask_optional(http: httpx.AsyncClient, target: Target, *paths: str) -> list[bytes | None]:
+    """GET paths at once that only add to what is known; None for each that is not answered 200.
+
+    One that fails inside the engine must not take the endpoint out of rotation. At once, since each
+    waits for the engine's event loop. Raises EngineUnreachable when one is not answered at all.
+    """
+    answers = await asyncio.gather(*(_get(http, target, path) for path in paths))
+    return [body if status == 200 else None for status, body in answers]
+
+
+async def ask_if_known(
     http: httpx.AsyncClient, target: Target, path: str, *, patience: float | None = None
 ) -> bytes | None:
     """GET a path that an endpoint may lack; None when it does. Raises as `ask` for the rest.

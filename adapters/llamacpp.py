@@ -16,7 +16,7 @@ import msgspec
 from forebay.policies.contracts import InvalidRequest, Route
 
 from . import errors
-from .asking import ask, ask_json, ask_optional, read_models
+from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, ModelCard, Probe, Translation, Verdict
 from .edits import ask_usage, drop_control, set_model
 from .loose import read_int, read_list, read_object, read_text
@@ -121,7 +121,8 @@ class LlamaCpp:
         """Ask for health, models and slots; the start time is not told."""
         await ask(http, target, "/health")
         listed = await ask_json(http, target, "/v1/models")
-        props = read_object(await ask_optional(http, target, "/props"))
+        (told,) = await ask_optional(http, target, "/props")
+        props = read_object(told)
         context = read_int(read_object(props.get("default_generation_settings")).get("n_ctx"))
         return Probe(
             engine=self.engine,
@@ -135,10 +136,10 @@ class LlamaCpp:
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
         """Read the gauges, or count busy slots where metrics are off; KV use is not told."""
-        text = await ask_optional(http, target, "/metrics") or b""
+        text = await ask_if_known(http, target, "/metrics") or b""
         running = read_total(text, b"llamacpp:requests_processing")
         if running is None:
-            return Load(running=_busy(await ask_optional(http, target, "/slots")))
+            return Load(running=_busy(await ask_if_known(http, target, "/slots")))
         return Load(running=running, waiting=read_total(text, b"llamacpp:requests_deferred"))
 
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from . import errors
-from .asking import ask_optional, read_models
+from .asking import ask_if_known, read_models
 from .base import Load, Probe, Translation
 from .edits import ask_usage, drop_control, set_model
 
@@ -98,7 +98,7 @@ class OpenAI:
 
     async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
         """Ask for the models; a server without that list still counts as there."""
-        body = await ask_optional(http, target, "/v1/models")
+        body = await ask_if_known(http, target, "/v1/models")
         models = () if body is None else read_models(body)
         return Probe(engine=self.engine, models=models, any_model=True)
 

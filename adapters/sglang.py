@@ -16,7 +16,7 @@ import msgspec
 from forebay.policies.contracts import Route
 
 from . import errors
-from .asking import ask, ask_json, ask_optional, read_models, tell
+from .asking import ask, ask_if_known, ask_json, ask_optional, read_models, tell
 from .base import Load, ModelCard, Probe, Translation, Verdict
 from .edits import ask_usage, drop_control, quote, set_model
 from .loose import read_float, read_int, read_list, read_object, read_text
@@ -140,30 +140,29 @@ class SGLang:
 
     async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
         """Ask for readiness, models, version, limit and, where metrics have it, start time."""
-        if await ask_optional(http, target, "/ready") is None:
+        if await ask_if_known(http, target, "/ready") is None:
             await ask(http, target, "/health")
         models = read_models(await ask_json(http, target, "/v1/models"))
-        info = read_object(
-            await ask_optional(http, target, "/server_info")
-            or await ask_optional(http, target, "/get_server_info")
-        )
-        metrics = await ask_optional(http, target, "/metrics") or b""
+        info, metrics = await ask_optional(http, target, "/server_info", "/metrics")
+        if info is None:
+            (info,) = await ask_optional(http, target, "/get_server_info")
+        about = read_object(info)
         return Probe(
             engine=self.engine,
-            version=read_text(info.get("version")),
+            version=read_text(about.get("version")),
             models=tuple(_callable_name(card) for card in models),
-            limit=_read_limit(info),
-            started=read_highest(metrics, b"process_start_time_seconds"),
+            limit=_read_limit(about),
+            started=read_highest(metrics or b"", b"process_start_time_seconds"),
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
         """Read the load snapshot, or the gauges of a release that has none."""
         ranks = read_list(
-            read_object(await ask_optional(http, target, "/v1/loads?include=core")).get("loads")
+            read_object(await ask_if_known(http, target, "/v1/loads?include=core")).get("loads")
         )
         if ranks:
             return _sum_ranks([read_object(rank) for rank in ranks])
-        text = await ask_optional(http, target, "/metrics") or b""
+        text = await ask_if_known(http, target, "/metrics") or b""
         return Load(
             running=read_total(text, b"sglang:num_running_reqs"),
             waiting=read_total(text, b"sglang:num_queue_reqs"),

@@ -16,7 +16,7 @@ import msgspec
 from forebay.policies.contracts import InvalidRequest, Route
 
 from . import errors
-from .asking import ask, ask_json, ask_optional, read_models
+from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, Probe, Translation, Verdict
 from .edits import drop_control, quote, set_model
 from .loose import read_int, read_list, read_object, read_text
@@ -145,13 +145,12 @@ class TrtLlm:
         """Ask for health, model, version and start time; not GET /metrics: reading drains it."""
         await ask(http, target, "/health")
         models = read_models(await ask_json(http, target, "/v1/models"))
-        version = read_object(await ask_optional(http, target, "/version")).get("version")
-        metrics = await ask_optional(http, target, "/prometheus/metrics") or b""
+        version, metrics = await ask_optional(http, target, "/version", "/prometheus/metrics")
         return Probe(
             engine=self.engine,
-            version=read_text(version),
+            version=read_text(read_object(version).get("version")),
             models=models,
-            started=read_highest(metrics, b"process_start_time_seconds"),
+            started=read_highest(metrics or b"", b"process_start_time_seconds"),
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
@@ -159,7 +158,7 @@ class TrtLlm:
 
         An idle engine has none to tell, and needs two seconds for that: its load is unknown then.
         """
-        body = await ask_optional(http, target, "/metrics", patience=_PATIENCE_S)
+        body = await ask_if_known(http, target, "/metrics", patience=_PATIENCE_S)
         return _last_iteration([read_object(item) for item in read_list(body)])
 
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from forebay.policies.contracts import Route
 
 from . import errors
-from .asking import ask, ask_json, ask_optional, read_models
+from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, Probe, Translation, Verdict
 from .edits import GENERATING, ask_usage, drop_control, quote, set_model
 from .loose import read_object, read_text
@@ -94,19 +94,20 @@ class Vllm:
         """Ask for health, models, version, routes and start time; not the limit: it is not told."""
         await ask(http, target, "/health")
         models = read_models(await ask_json(http, target, "/v1/models"))
-        version = read_object(await ask_optional(http, target, "/version")).get("version")
-        metrics = await ask_optional(http, target, "/metrics") or b""
+        version, metrics, openapi = await ask_optional(
+            http, target, "/version", "/metrics", "/openapi.json"
+        )
         return Probe(
             engine=self.engine,
-            version=read_text(version),
+            version=read_text(read_object(version).get("version")),
             models=models,
-            routes=_read_routes(await ask_optional(http, target, "/openapi.json")),
-            started=read_highest(metrics, b"process_start_time_seconds"),
+            routes=_read_routes(openapi),
+            started=read_highest(metrics or b"", b"process_start_time_seconds"),
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
         """Read the gauges, summed over data-parallel ranks; KV use is the fullest rank's."""
-        text = await ask_optional(http, target, "/metrics") or b""
+        text = await ask_if_known(http, target, "/metrics") or b""
         return Load(
             running=read_total(text, b"vllm:num_requests_running"),
             waiting=read_total(text, b"vllm:num_requests_waiting"),

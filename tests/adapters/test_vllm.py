@@ -251,8 +251,10 @@ def test_a_probe_says_what_the_engine_is():
     assert {request.headers["authorization"] for request in seen} == {"Bearer the-key"}
 
 
-def test_what_an_older_engine_lacks_is_unknown():
-    answers = {"/health": "", "/v1/models": MODELS}
+@pytest.mark.parametrize("status", [404, 500])
+def test_what_an_engine_lacks_or_fails_at_is_unknown(status: int):
+    lacking = dict.fromkeys(("/version", "/metrics", "/openapi.json"), status)
+    answers = {**ANSWERS, **lacking}
 
     probe = asyncio.run(VLLM.probe(client(answers), TARGET))
 
@@ -266,7 +268,6 @@ def test_what_an_older_engine_lacks_is_unknown():
         ({**ANSWERS, "/v1/models": 401}, 401),
         ({**ANSWERS, "/v1/models": 404}, 404),
         ({**ANSWERS, "/v1/models": "<html>"}, 502),
-        ({**ANSWERS, "/metrics": 500}, 500),
     ],
 )
 def test_an_engine_that_is_not_in_order_is_refused(answers: dict[str, object], status: int):
