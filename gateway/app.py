@@ -14,6 +14,7 @@ Only this module and `server` know all the others.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from forebay.adapters.base import Call
 from forebay.policies.contracts import (
@@ -143,7 +144,7 @@ class App:
             if self.buffered_bytes + (message.length or 0) > self._max_buffered:
                 raise Overloaded("too much is buffered; try again later", retry_after=1.0)
         except Rejected as error:
-            return self._refusal(error, path)
+            return self._refusal(error, path, message)
         return None
 
     def _admit_other(self, method: str, path: str) -> bool:
@@ -170,7 +171,7 @@ class App:
         code = "request_too_large" if status == 413 else "invalid_request"
         return self._refusal(InvalidRequest(message, status=status, code=code), path)
 
-    def _refusal(self, error: ForebayError, path: str) -> Refusal:
+    def _refusal(self, error: ForebayError, path: str, message: Message | None = None) -> Refusal:
         """Word and note an answer to what never became a call."""
         request_id = self._ids.next()
         now = self.now()
@@ -191,7 +192,8 @@ class App:
             headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        headers.append((b"x-request-id", request_id.encode()))
+        theirs = None if message is None else callers_id(message.headers.get(b"x-request-id"))
+        headers.append((b"x-request-id", (theirs or request_id).encode()))
         return Refusal(error.status, dialect_of_path(path).body(error), tuple(headers))
 
     def serve(self, message: Message, responder: Responder) -> Guest | None:
@@ -208,7 +210,7 @@ class App:
             relay = Relay(self, inbound, responder)
             relay.lease = self._meter.reserve(inbound.request)
         except Rejected as error:
-            refusal = self._refusal(error, message.path)
+            refusal = self._refusal(error, message.path, message)
             json = (b"content-type", b"application/json")
             responder.send(refusal.status, (json, *refusal.headers), refusal.body)
             return None
@@ -262,7 +264,7 @@ class App:
             request_id=self._ids.next(),
             route=Route.RESPONSES,
             method=message.method,
-            path=message.target.decode("latin-1"),
+            path=_plain_target(message),
             model="",
             members={},
         )
@@ -364,3 +366,9 @@ def _no_response(name: str, param: str | None) -> InvalidRequest:
         code="response_not_found",
         param=param,
     )
+
+
+def _plain_target(message: Message) -> str:
+    """Write a target anew, in origin form and visible ASCII, however the caller wrote it."""
+    query = quote(message.query, safe="!$%&'()*+,-./:;=?@_~")
+    return quote(message.path) + (f"?{query}" if query else "")

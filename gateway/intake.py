@@ -84,6 +84,10 @@ class Inbound:
         self.trace: RequestTrace
         self.request: Request
 
+    def forget_body(self) -> None:
+        """Let go of the caller's body: it will not be sent again."""
+        self.body, self.call.members = wire.EMPTY, {}
+
     def headers(self, extra: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
         """Return what goes upstream, by allow-list; `extra` is the adapter's."""
         headers = [("accept", self.accept), ("accept-encoding", "identity"), *extra]
@@ -119,14 +123,14 @@ def model_of(body: AnyBody) -> str | None:
 def choose_pool(model: str | None, models: Mapping[str, Pool], tenant: Tenant) -> tuple[Pool, str]:
     """Return the pool for a model and the caller's name for it.
 
-    Without a name it is the only pool there is, by its first model.
+    Without a name it is the only pool that the tenant may use, by the first model it may.
     """
     if model is None:
-        pools = {pool.name: pool for pool in models.values()}
+        allowed = [name for name in models if tenant.models is None or name in tenant.models]
+        pools = {models[name].name for name in allowed}
         if len(pools) != 1:
             raise InvalidRequest("name a 'model'; GET /v1/models lists them", param="model")
-        (pool,) = pools.values()
-        return pool, next(iter(pool.models))
+        return models[allowed[0]], allowed[0]
     if tenant.models is not None and model not in tenant.models:
         raise Unauthorized(
             f"this key may not use the model '{shown(model)}'",

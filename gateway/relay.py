@@ -302,6 +302,7 @@ class Relay:
         self.outcome.status = self._status
         self._responder.start(self._status, self._head(), data)
         self._responder.forget_body()
+        self._inbound.forget_body()
         if self._responder.slow and self._stream is not None:
             self._stream.pause()
 
@@ -475,6 +476,8 @@ class Relay:
         if state is _STREAMING:
             if now - self._sent_at > limits.total:
                 self._out_of_time(f"the answer took longer than {limits.total:g} s")
+            elif self._responder.slow:
+                self._last_bytes = now  # it is the caller that nothing can be sent to
             elif now - self._last_bytes > limits.idle:
                 self._out_of_time(f"the engine sent nothing for {limits.idle:g} s")
             elif now - self._last_bytes < COMMENT_AFTER:

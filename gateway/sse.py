@@ -57,7 +57,7 @@ class Scanner:
     @property
     def at_boundary(self) -> bool:
         """Nothing of an unfinished event has gone out."""
-        return self._strip or not self._tail
+        return not self.blind and (self._strip or not self._tail)
 
     def feed(self, data: bytes) -> bytes:
         """Look at what came and return what may go on."""
@@ -69,20 +69,16 @@ class Scanner:
             complete, self._tail = whole, b""
         else:
             complete, self._tail = whole[:cut], whole[cut:]
-            if len(self._tail) > LOOK_LIMIT:
-                return self._give_up(data)
         if complete:
             complete = self._look(complete)
+        if len(self._tail) > LOOK_LIMIT:
+            self.blind = True
+            complete, self._tail = complete + self._tail, b""
         return complete if self._strip else data
 
     def flush(self) -> bytes:
         """Return what was held back, at the end of input."""
         return self._tail if self._strip else b""
-
-    def _give_up(self, data: bytes) -> bytes:
-        self.blind = True
-        held, self._tail = self._tail, b""
-        return held if self._strip else data
 
     def _look(self, complete: bytes) -> bytes:
         """Learn from whole events; return them less the one to be stripped."""
