@@ -12,10 +12,11 @@ a relayed chunk, and a callback can be settled synchronously when the caller lea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from forebay.policies.contracts import Route
+from msgspec import Struct
+
+from forebay.policies.contracts import Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import httpx
     import msgspec
 
-    from forebay.policies.contracts import EngineFailed
+    from forebay.policies.contracts import EngineFailed, Route
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order they came."""
@@ -32,14 +33,20 @@ Headers = list[tuple[bytes, bytes]]
 class Sink(Protocol):
     """Takes one answer. Calls come in this order: head, data*, then end or failure, once."""
 
-    def on_head(self, status: int, headers: Headers) -> None: ...
+    def on_head(self, status: int, headers: Headers) -> None:
+        """Take the status line and headers."""
+        ...
 
-    def on_data(self, data: bytes) -> None: ...
+    def on_data(self, data: bytes) -> None:
+        """Take more of the body."""
+        ...
 
-    def on_end(self) -> None: ...
+    def on_end(self) -> None:
+        """Take note that the answer is whole."""
+        ...
 
     def on_failure(self, error: EngineFailed) -> None:
-        """The answer will not be finished. `EngineUnreachable` when the request was never sent."""
+        """Take note that it will not be; `EngineUnreachable`: the request was never sent."""
         ...
 
 
@@ -53,7 +60,9 @@ class Stream(Protocol):
         """Stop reading: the caller is slow."""
         ...
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Read on."""
+        ...
 
     def close(self) -> None:
         """Give up: the engine sees its caller leave. Harmless after the end."""
@@ -78,8 +87,7 @@ class Opener(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct, gc=False):
     """What an adapter may look at to translate a caller's request."""
 
     request_id: str
@@ -102,12 +110,11 @@ class Call:
     cache_salt: str | None = None
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(Struct):
     """What is sent on: the caller's body with these members edited, the rest byte for byte."""
 
     path: str
-    set: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    set: dict[str, bytes] = {}  # a Struct copies it for each
     """Top-level members to replace or append, as raw JSON."""
     drop: tuple[str, ...] = ()
     """Top-level members to remove."""
@@ -116,7 +123,7 @@ class Translation:
     """Rewrites a whole (never streamed) 200 answer where an engine's shape is not the route's."""
 
 
-class Verdict(StrEnum):
+class Verdict(Word):
     """What an answer's status says about its endpoint (not about the caller's luck)."""
 
     GOOD = "good"

@@ -11,6 +11,7 @@ surrogates (no Unicode), a byte order mark, nesting deeper than the parser's sta
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,34 +35,6 @@ _text = msgspec.json.Decoder(str).decode
 
 Span = tuple[str, int, int, int]
 """A top-level member: its key, where the key and the value begin, and where the value ends."""
-
-_LITERALS = {
-    key: b'"%b":' % key.encode()
-    for key in (
-        "model",
-        "messages",
-        "prompt",
-        "input",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "n",
-        "stop",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "seed",
-        "user",
-        "system",
-        "logprobs",
-        "top_logprobs",
-        "metadata",
-    )
-}
-"""The common keys as they are written; others are built as they come."""
 
 
 class Body:
@@ -134,6 +107,12 @@ def _syntax(raw: bytes, error: msgspec.DecodeError) -> str:
     return f"the body is not valid JSON{where}; NaN, Infinity and lone surrogates are not either"
 
 
+@lru_cache(maxsize=512)
+def _literals(keys: tuple[str, ...]) -> tuple[bytes, ...]:
+    """Write keys as they stand in a body; most bodies have one of a few sets of keys."""
+    return tuple(b'"%b":' % key.encode() for key in keys)
+
+
 def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
     """Find the members of a body written in one of the two usual styles; None for any other.
 
@@ -141,11 +120,10 @@ def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
     key's first place and its last value, so a repeated or escaped key ends the walk.
     """
     spans: list[Span] = []
-    position, known = 1, _LITERALS.get
-    for key, value in members.items():
+    position = 1
+    for literal, (key, value) in zip(_literals(tuple(members)), members.items(), strict=True):
         if spans:
             position += 2 if raw[position + 1] == _SPACE else 1
-        literal = known(key) or b'"%b":' % key.encode()
         at = position + len(literal)
         if raw[position:at] != literal:
             return None

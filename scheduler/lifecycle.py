@@ -26,10 +26,10 @@ seen: before the first byte an engine's fault is a FAIL with a status, after it 
 
 from __future__ import annotations
 
-from enum import StrEnum
+from forebay.policies.contracts import Word
 
 
-class State(StrEnum):
+class State(Word):
     """Where a call is."""
 
     RECEIVING = "receiving"
@@ -41,7 +41,7 @@ class State(StrEnum):
     SETTLED = "settled"
 
 
-class Event(StrEnum):
+class Event(Word):
     """What happens to a call."""
 
     QUEUE = "queue"
