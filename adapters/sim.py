@@ -149,7 +149,8 @@ class Embedded:
     @property
     def running(self) -> int:
         """Sequences in the batch; those of a step under way and those that hang counted."""
-        ending = len(self._pending.finished) if self._pending is not None else 0
+        finished = self._pending.finished if self._pending is not None else ()
+        ending = sum(not cast("Choice", sequence.id).done for sequence in finished)
         return self.engine.model.running + ending + len(self._stalled)
 
     def die(self, back_after_s: float = DOWN_S) -> None:
@@ -167,8 +168,7 @@ class Embedded:
         self.engine.reset()
         for stream in streams:
             stream.fail(EngineFailed("the engine broke off: it died and is starting again"))
-        assert self._loop is not None, "only an engine that was opened can die"
-        self._loop.call_later(back_after_s, self._come_back)
+        asyncio.get_running_loop().call_later(back_after_s, self._come_back)
 
     def _receive(self, stream: SimStream, received: Received) -> None:
         if stream.over:
@@ -270,6 +270,8 @@ class Embedded:
             self._events.publish(shape_events(result.events, self.engine.tokens_of, size))
         for sequence in result.finished:
             choice = cast("Choice", sequence.id)
+            if choice.done:
+                continue  # its caller left while its last step was under way
             self.engine.finish(choice)
             job = choice.job
             if job is not None and not job.left and job not in self._streaming:
@@ -280,7 +282,9 @@ class Embedded:
 
     def _complete(self, job: Job) -> None:
         """Tell a whole answer."""
-        stream = self._streams[job]
+        stream = self._streams.get(job)
+        if stream is None:
+            return  # an earlier answer of this step took the engine down
         if job.fault == "restart":
             self.die()
             return

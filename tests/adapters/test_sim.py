@@ -140,7 +140,7 @@ def test_the_sink_is_never_called_before_open_has_returned() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.085, 0.13])
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.085, 0.13, 0.22])
 @pytest.mark.parametrize("body", [TEN, STREAM])
 def test_a_caller_that_leaves_frees_the_engine_at_once(body: Any, after_s: float) -> None:
     async def main() -> None:
@@ -364,6 +364,18 @@ def test_an_engine_that_dies_takes_all_its_answers_with_it_and_comes_back(fault:
         assert msgspec.json.decode(answer.body)["usage"]["prompt_tokens_details"] == {
             "cached_tokens": 0
         }
+
+    run(main())
+
+
+def test_answers_that_end_in_the_step_in_which_the_engine_dies_fail() -> None:
+    async def main() -> None:
+        engine = Embedded()
+        _, guilty = start(engine, {**TEN, "sim": {"output_tokens": 10, "fault": "restart"}})
+        others = [start(engine, body)[1] for body in (TEN, STREAM, TEN)]
+        for heard in (guilty, *others):
+            await heard.ended.wait()
+            assert isinstance(heard.error, EngineFailed)
 
     run(main())
 
