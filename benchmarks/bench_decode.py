@@ -2,15 +2,13 @@
 # (torch and triton are not installed where types are checked)
 """Paged decode: ours against the floor and the peers that are installed.
 
-    python benchmarks/bench_decode.py table --out benchmarks/results/kernels
-    python benchmarks/bench_decode.py tune
+    python benchmarks/bench_decode.py --out benchmarks/results/kernels
 
-`table` checks every timed call against the float64 reference on three of its sequences, and fails
-loudly. Peers are skipped with a printed reason.
+Every timed call is checked against the float64 reference on three of its sequences, and a wrong
+one ends the run. Peers are skipped with a printed reason.
 """
 
 import argparse
-import itertools
 import math
 import random
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels_common import Report, pool_tables, precompile, time_eager, time_rotating
+from kernels_common import Report, pool_tables, precompile, time_rotating
 
 from forebay.kernels.attention.decode import (
     DecodeConfig,
@@ -200,28 +198,212 @@ def run(calls: Callable[[int], Any], count: int) -> float:
     return time_rotating([lambda i=i: calls(i) for i in range(count)])
 
 
-def tune(report: Report, kinds: list[tuple[str, str, int, int]], configs: Any) -> None:
-    """Time configurations on the shapes that decide, for each (model, kv, page, q)."""
-    for model, kv, page, q in kinds:
-        bench = Bench(model, page=page, kv=kv, gib=6)
-        copy = report.facts["copy_bytes_s"]
-        for batch, length in ((8, 4096), (32, 4096), (1, 32768)):
-            lens = [length] * batch
-            sets = bench.sets(lens, q)
-            floor = bench.floor_us(lens, q, copy)
-            scored = []
-            for config, policy in itertools.product(configs(kv, q), ("occupancy", "balanced")):
-                try:
-                    call = bench.ours(sets, lens, q=q, config=config, policy=policy)
-                    scored.append((run(call, len(sets)), policy, config))
+Peer = Callable[[int], Any]
+
+
+def peer_sdpa(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
+    """SDPA on contiguous keys and values, an advantage ours do not have."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
+    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415
+
+    if q > 1 or len(set(lens)) > 1 or bench.kv != "bf16" or len(lens) * lens[0] > 1 << 20:
+        return {}
+    heads, kv_heads, dim = MODELS[bench.model]
+    shape = (2, len(lens), kv_heads, lens[0], dim)
+    pairs = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(min(len(sets), 8))
+    ]
+
+    def make(backend: Any) -> Peer:
+        def call(i: int) -> Any:
+            pair = pairs[i % len(pairs)]
+            query = sets[i][0].view(len(lens), q, heads, dim).transpose(1, 2)
+            with sdpa_kernel([backend]):
+                return sdpa(query, pair[0], pair[1], enable_gqa=True)
+
+        return call
+
+    return {
+        "sdpa_flash": make(SDPBackend.FLASH_ATTENTION),
+        "sdpa_cudnn": make(SDPBackend.CUDNN_ATTENTION),
+    }
+
+
+def peer_varlen(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
+    """FlashAttention 2 inside torch, paged, where this torch has that argument."""
+    import inspect  # noqa: PLC0415
+
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+
+    if "block_table" not in inspect.signature(varlen_attn).parameters:
+        raise RuntimeError(f"varlen_attn has no block_table: {inspect.signature(varlen_attn)}")
+    del bench, sets, lens, q
+    return {}
+
+
+def peer_vllm(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
+    """Stock vLLM: its Triton attention as its backend calls it, and FlashAttention 3."""
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415
+    from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
+    from vllm.vllm_flash_attn.flash_attn_interface import (  # noqa: PLC0415
+        get_scheduler_metadata,
+    )
+
+    if bench.kv != "bf16":
+        return {}
+    heads, kv_heads, dim = MODELS[bench.model]
+    count = len(lens)
+    # What its metadata builder makes of these: the capture size nearest to 128 / kv heads.
+    sizes = [1, 2, 4, *range(8, 257, 8)]
+    threshold = min(sizes, key=lambda x: abs(x - 128 // kv_heads))
+    room = (max(threshold, 1), heads, 16)
+    segments = [torch.empty(*room, dim, device="cuda", dtype=torch.float32)]
+    segments += [torch.empty(room, device="cuda", dtype=torch.float32) for _ in range(2)]
+    cu = torch.arange(count + 1, dtype=torch.int32, device="cuda") * q
+    out = torch.empty_like(sets[0][0])
+
+    def triton_call(i: int) -> Any:
+        query, cache = sets[i]
+        unified_attention(
+            q=query, k=cache.key, v=cache.value, out=out, cu_seqlens_q=cu, max_seqlen_q=q,
+            seqused_k=cache.seq_lens, max_seqlen_k=max(lens), softmax_scale=dim**-0.5,
+            causal=True, window_size=(-1, -1), block_table=cache.block_table, softcap=0,
+            q_descale=None, k_descale=None, v_descale=None, seq_threshold_3D=threshold,
+            num_par_softmax_segments=16, softmax_segm_output=segments[0],
+            softmax_segm_max=segments[1], softmax_segm_expsum=segments[2],
+        )  # fmt: skip
+        return out
+
+    schedule = get_scheduler_metadata(
+        batch_size=count, max_seqlen_q=q, max_seqlen_k=max(lens), num_heads_q=heads,
+        num_heads_kv=kv_heads, headdim=dim, cache_seqlens=sets[0][1].seq_lens,
+        qkv_dtype=torch.bfloat16, cu_seqlens_q=cu, page_size=bench.page, causal=True,
+    )  # fmt: skip
+
+    def flash_call(i: int) -> Any:
+        query, cache = sets[i]
+        flash_attn_varlen_func(
+            q=query, k=cache.key, v=cache.value, out=out, cu_seqlens_q=cu, max_seqlen_q=q,
+            seqused_k=cache.seq_lens, max_seqlen_k=max(lens), softmax_scale=dim**-0.5,
+            causal=True, block_table=cache.block_table, scheduler_metadata=schedule,
+            fa_version=3,
+        )  # fmt: skip
+        return out
+
+    return {"vllm_triton": triton_call, "flash_attn_3": flash_call}
+
+
+PEERS = {"sdpa": peer_sdpa, "varlen": peer_varlen, "vllm": peer_vllm}
+_SAID: set[str] = set()
+
+
+def time_peers(bench: Bench, sets: Any, lens: list[int], q: int, peers: list[str]) -> dict[str, Any]:
+    """Median microseconds of each peer that runs; the rest say why, once."""
+    times: dict[str, Any] = {}
+    for name in peers:
+        try:
+            calls = PEERS[name](bench, sets, lens, q)
+        except Exception as problem:  # noqa: BLE001 - peers are optional
+            calls = {}
+            say(f"skip {name}: {type(problem).__name__}: {problem}")
+        for label, call in calls.items():
+            try:
+                times[label] = run(call, len(sets))
+                if label in ("vllm_triton", "flash_attn_3"):
                     bench.check(call(0), *sets[0], q)
-                except Exception as problem:  # noqa: BLE001 - say it and go on
-                    print("failed", config, f"{type(problem).__name__}: {str(problem)[:300]}")
-            scored.sort(key=lambda s: s[0])
-            for us, policy, config in scored:
-                report.add(
-                    model=model, kv=kv, page=page, q=q, batch=batch, length=length, us=us,
-                    floor=floor / us, policy=policy, bm=config.block_m, bn=config.block_n,
-                    warps=config.num_warps, stages=config.num_stages, res=config.resident,
-                    peel=config.peel,
-                )  # fmt: skip
+            except Exception as problem:  # noqa: BLE001 - likewise
+                torch.cuda.synchronize()
+                say(f"skip {label}: {type(problem).__name__}: {str(problem)[:200]}")
+    return times
+
+
+def say(text: str) -> None:
+    """Print a line the first time."""
+    if text not in _SAID:
+        _SAID.add(text)
+        print(text, flush=True)
+
+
+def chain(q: int, batch: int) -> torch.Tensor:
+    """Random-looking trees of q nodes: node i hangs under (i - 1) // 2."""
+    bits: list[int] = []
+    for i in range(q):
+        bits.append((bits[(i - 1) // 2] if i else 0) | 1 << i)
+    signed = [b - (1 << 64) if b >> 63 else b for b in bits]
+    return torch.tensor(signed * batch, device="cuda")
+
+
+TABLE: list[tuple[str, str, int, int, int]] = [
+    *(("L3-8B", "bf16", 1, b, n) for b, n in (
+        (1, 1024), (1, 4096), (1, 32768), (1, 131072), (8, 1024), (8, 4096), (8, 16384),
+        (12, 4096), (16, 4096), (24, 4096), (32, 1024), (32, 4096), (32, 16384), (48, 4096),
+        (128, 1024), (128, 4096), (32, 0), (128, 0),
+    )),
+    *(("L3-70B-TP8", "bf16", 1, b, n) for b, n in (
+        (8, 4096), (8, 32768), (32, 4096), (128, 4096), (128, 16384), (128, 0),
+    )),
+    *(("L3-70B-TP4", "bf16", 1, b, n) for b, n in ((8, 4096), (8, 32768), (32, 4096), (128, 4096))),
+    *(("Q72B", "bf16", 1, b, n) for b, n in ((8, 4096), (32, 4096))),
+    *(("MHA", "bf16", 1, b, n) for b, n in ((8, 4096), (32, 4096))),
+    *(("MQA", "bf16", 1, b, n) for b, n in ((8, 4096), (128, 4096))),
+    *(("L3-8B", kv, 1, b, n) for kv in ("int8", "fp8") for b, n in (
+        (8, 4096), (32, 4096), (128, 4096), (8, 32768),
+    )),
+    *(("L3-8B", "bf16", q, b, 4096) for q in (2, 4, 8, 16, 64) for b in (1, 8, 32, 64)),
+]  # fmt: skip
+
+
+def table(report: Report, peers: list[str], page: int) -> None:
+    """Time the shape table; length 0 stands for ragged lengths, q of 16 and 64 for trees."""
+    copy = report.facts["copy_bytes_s"]
+    benches: dict[tuple[str, str], Bench] = {}
+    for model, kv, q, batch, length in TABLE:
+        if (model, kv) not in benches:
+            benches.clear()
+            torch.cuda.empty_cache()
+            benches[model, kv] = Bench(model, page=page, kv=kv, gib=16 if kv == "bf16" else 8)
+        bench = benches[model, kv]
+        lens = [length] * batch if length else ragged(batch)
+        sets = bench.sets(lens, q)
+        rule = Rule(tree=chain(q, batch)) if q >= 16 else None
+        row: dict[str, Any] = {}
+        for policy in ("occupancy", "balanced", "mission"):
+            call = bench.ours(sets, lens, q=q, policy=policy, rule=rule)
+            row[policy] = run(call, len(sets))
+            whole, _ = bench.check(call(0), *sets[0], q, rule)
+        floor = bench.floor_us(lens, q, copy)
+        best = min(row["occupancy"], row["balanced"])
+        others = time_peers(bench, sets, lens, q, peers)
+        quickest = min(others.values()) if others else None
+        report.add(
+            model=model, kv=kv, q=q, batch=batch, length=length or "ragged", page=page,
+            floor_us=floor, us=best, of_floor=floor / best, error=whole, **row, **others,
+            of_best_peer=quickest / best if quickest else "",
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=int, default=16)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kinds = dict.fromkeys((model, kv, q) for model, kv, q, _, _ in TABLE)
+    thunks = []
+    for model, kv, q in kinds:
+        query, cache = tensors(model, page=options.page, pages=1, kv=kv, device="meta")
+        config = decode_config(query=query, cache=cache, max_query_len=q)
+        thunks.append(
+            meta_call(model, page=options.page, batch=8, q=q, kv=kv, config=config)
+        )
+    precompile(thunks)
+    report = Report("decode", options.out)
+    try:
+        table(report, options.peers, options.page)
+    finally:
+        report.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["LOG2E", "check", "config_for", "device_key", "next_power_of_2", "sm_count"]
+__all__ = [
+    "LOG2E",
+    "check",
+    "config_files",
+    "config_for",
+    "device_key",
+    "next_power_of_2",
+    "sm_count",
+]
 
 LOG2E = math.log2(math.e)
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -47,6 +55,11 @@ def device_key(device: torch.device) -> str:
     return re.sub(r"\W+", "_", torch.cuda.get_device_name(device))
 
 
+def config_files(device: torch.device) -> list[str]:
+    """Names of the tuned tables for this device."""
+    return sorted(path.stem for path in (_CONFIGS / device_key(device)).glob("*.json"))
+
+
 @functools.cache
 def _table(folder: str, op: str) -> dict[str, dict[str, Any]]:
     path = _CONFIGS / folder / f"{op}.json"
@@ -58,6 +71,6 @@ def config_for(
 ) -> dict[str, Any]:
     """Launch settings for one shape class: the device's table over the built-in ones.
 
-    Nothing is tuned here: a table is made offline with `python -m forebay.kernels.tune`.
+    Nothing is tuned here: a table is made offline, by benchmarks/bench_configs.py.
     """
     return built_in | _table(device_key(device), op).get(key, {})

@@ -18,7 +18,9 @@ __all__ = [
     "page_rows",
     "soft_cap",
     "split_of",
+    "to_half",
     "visible_start",
+    "words_to_halves",
 ]
 
 
@@ -53,20 +55,123 @@ def soft_cap(scores, cap):
 
 
 @triton.jit
-def online_softmax(scores, m, norm, MASKED: tl.constexpr):
-    """Take one tile of base-2 scores into the running maximum and norm.
+def online_softmax(scores, scale, m, norm, MASKED: tl.constexpr):
+    """Take one tile of scores into the running maximum and norm; `scores * scale` is in base 2.
 
     Returns the weights `[M, N]`, the factor for what was accumulated before, and the new state.
-    A row that has seen nothing visible yet keeps m = -inf and must not turn into NaN.
+    The scale stays out of the maximum (it is positive), so that each weight costs one fused
+    multiply-add. A row that has seen nothing visible yet keeps m = -inf and must not become NaN.
     """
-    m_new = tl.maximum(m, tl.max(scores, 1))
+    m_new = tl.maximum(m, tl.max(scores, 1) * scale)
     if MASKED:
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     else:
         m_safe = m_new
-    weights = tl.exp2(scores - m_safe[:, None])
+    weights = tl.exp2(scores * scale - m_safe[:, None])
     rescale = tl.exp2(m - m_safe)
     return weights, rescale, m_new, norm * rescale + tl.sum(weights, 1)
+
+
+@triton.jit
+def to_half(x, ASM: tl.constexpr):
+    """Convert int8 or e4m3 to fp16; four int8 at a time by byte permutes where ASM.
+
+    A byte u under the exponent byte 0x64 reads 1024 + u, and x is u - 128 with its top bit flipped.
+    """
+    if ASM and x.dtype == tl.int8:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t, c, lo, hi;
+            xor.b32 t, $2, 0x80808080;
+            mov.b32 c, 0x64806480;
+            prmt.b32 lo, t, 0x64646464, 0x4140;
+            prmt.b32 hi, t, 0x64646464, 0x4342;
+            sub.f16x2 $0, lo, c;
+            sub.f16x2 $1, hi, c;
+            }
+            """,
+            "=r,=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    else:  # noqa: RET505 - a compile-time branch
+        return x.to(tl.float16)
+
+
+@triton.jit
+def words_to_halves(words, FP8: tl.constexpr, ASM: tl.constexpr):
+    """Split int32 words into their four bytes, each converted to fp16: four tensors.
+
+    The tensor cores want two tokens' values side by side, which bytes in shared memory are not:
+    loading words and pairing the bytes of two tokens in registers replaces single-byte loads.
+    """
+    if ASM and FP8:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t;
+            .reg .b16 a, b;
+            prmt.b32 t, $4, $5, 0x0040;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $0, a;
+            prmt.b32 t, $4, $5, 0x0051;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $1, a;
+            prmt.b32 t, $4, $5, 0x0062;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $2, a;
+            prmt.b32 t, $4, $5, 0x0073;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $3, a;
+            }
+            """,
+            "=r,=r,=r,=r,r,r",
+            [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    elif ASM:  # noqa: RET505 - a compile-time branch
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t, c;
+            mov.b32 c, 0x64806480;
+            prmt.b32 t, $4, $5, 0x4400;
+            lop3.b32 t, t, 0x00ff00ff, c, 0x6a;
+            sub.f16x2 $0, t, c;
+            prmt.b32 t, $4, $5, 0x5511;
+            lop3.b32 t, t, 0x00ff00ff, c, 0x6a;
+            sub.f16x2 $1, t, c;
+            prmt.b32 t, $4, $5, 0x6622;
+            lop3.b32 t, t, 0x00ff00ff, c, 0x6a;
+            sub.f16x2 $2, t, c;
+            prmt.b32 t, $4, $5, 0x7733;
+            lop3.b32 t, t, 0x00ff00ff, c, 0x6a;
+            sub.f16x2 $3, t, c;
+            }
+            """,
+            "=r,=r,=r,=r,r,r",
+            [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    elif FP8:
+        a = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        b = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        c = ((words >> 16) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        d = ((words >> 24) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        return a, b, c, d
+    else:
+        a = ((words << 24) >> 24).to(tl.float16)
+        b = ((words << 16) >> 24).to(tl.float16)
+        c = ((words << 8) >> 24).to(tl.float16)
+        d = (words >> 24).to(tl.float16)
+        return a, b, c, d
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from forebay.kernels._common.jit import load_pages, split_of, visible_start
 
 from .layout import PagedCache, Rule
 from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
-from .tile import attend_tile
+from .tile import WEIGHT_SHIFT, attend_tile, new_acc, store_acc
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
@@ -79,6 +79,8 @@ def decode_split_kernel(
     SINK_TOKENS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     QUANT: tl.constexpr,
+    WORDS: tl.constexpr,
+    ASM: tl.constexpr,
     SPLIT: tl.constexpr,
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -101,13 +103,27 @@ def decode_split_kernel(
         b = tl.load(items_ptr + item * 4)
         if b < 0:
             return
-    seq_len = tl.load(seq_lens_ptr + b)
     if cu_query_ptr is None:
         q_start = b * max_query
         q_len = max_query
     else:
         q_start = tl.load(cu_query_ptr + b)
         q_len = tl.load(cu_query_ptr + b + 1) - q_start
+    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_token = rows // GROUP
+    row_head = kv_head * GROUP + rows % GROUP
+    row_valid = row_token < q_len
+    if row_block * BLOCK_M >= q_len * GROUP:
+        return
+    # The query's load does not wait for the length's: start both.
+    seq_len = tl.load(seq_lens_ptr + b)
+    offs_d = tl.arange(0, BLOCK_D)
+    q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
+    q = tl.load(
+        q_ptr + q_at[:, None] + offs_d[None, :],
+        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
     lowest = visible_start(seq_len, q_len, WINDOW, BLOCK_N)
     if items_ptr is None:
         count, chunk = split_of(
@@ -122,33 +138,19 @@ def decode_split_kernel(
         end = tl.load(items_ptr + item * 4 + 2)
         count = tl.load(items_ptr + item * 4 + 3)
 
-    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_token = rows // GROUP
-    row_head = kv_head * GROUP + rows % GROUP
-    row_valid = row_token < q_len
-    if row_block * BLOCK_M >= q_len * GROUP:
-        return
     prefix = seq_len - q_len
     row_pos = prefix + row_token
     row_bits = tl.zeros([BLOCK_M], dtype=tl.int64)
     if TREE:
         row_bits = tl.load(tree_ptr + q_start + row_token, mask=row_valid, other=0)
 
-    offs_d = tl.arange(0, BLOCK_D)
-    offs_v = tl.arange(0, BLOCK_V)
-    q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
-    q = tl.load(
-        q_ptr + q_at[:, None] + offs_d[None, :],
-        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
     m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     norm = tl.zeros([BLOCK_M], dtype=tl.float32)
     if sinks_ptr is not None:
         if start == lowest:
             m = tl.load(sinks_ptr + row_head).to(tl.float32) * 1.4426950408889634
             norm = norm + 1.0
-    acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
+    acc = new_acc(BLOCK_M, BLOCK_V, WORDS)
 
     if indptr_ptr is None:
         row_ptr = table_ptr + b.to(tl.int64) * stride_table
@@ -169,7 +171,7 @@ def decode_split_kernel(
                     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
                     stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                     stride_s_page, stride_s_slot,
-                    True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                    True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
                     HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
                 )  # fmt: skip
 
@@ -189,7 +191,7 @@ def decode_split_kernel(
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
                 stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
-                False, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                False, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
                 HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
             )  # fmt: skip
             pages = ahead
@@ -200,7 +202,7 @@ def decode_split_kernel(
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
             stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
             stride_s_page, stride_s_slot,
-            True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+            True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
             HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
         )  # fmt: skip
         pages = ahead
@@ -208,23 +210,22 @@ def decode_split_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     safe_norm = tl.where(norm == 0.0, 1.0, norm)
-    acc = acc / safe_norm[:, None]
     lse2 = tl.where(norm == 0.0, float("-inf"), m + tl.log2(safe_norm))
-    keep = row_valid[:, None] & (offs_v < VALUE_DIM)[None, :]
+    factor = 1.0 / safe_norm
+    if QUANT:
+        factor = factor / WEIGHT_SHIFT
     heads: tl.constexpr = KV_HEADS * GROUP
     if not SPLIT or count == 1:
         out_at = (q_start + row_token).to(tl.int64) * stride_out_token + row_head * stride_out_head
-        tl.store(
-            out_ptr + out_at[:, None] + offs_v[None, :],
-            acc.to(out_ptr.dtype.element_ty),
-            mask=keep,
-        )
+        store_acc(acc, factor, out_ptr, out_at, row_valid, VALUE_DIM, BLOCK_V, WORDS)
         if lse_ptr is not None:
             lse_at = (q_start + row_token).to(tl.int64) * heads + row_head
             tl.store(lse_ptr + lse_at, lse2 * 0.6931471805599453, mask=row_valid)
     else:
         part_at = (item.to(tl.int64) * max_query + row_token) * heads + row_head
-        tl.store(part_out_ptr + part_at[:, None] * VALUE_DIM + offs_v[None, :], acc, mask=keep)
+        store_acc(
+            acc, factor, part_out_ptr, part_at * VALUE_DIM, row_valid, VALUE_DIM, BLOCK_V, WORDS
+        )
         tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
 
 
@@ -346,12 +347,12 @@ class Workspace:
 def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str]:
     """Type the dots run in and their fp32 precision.
 
-    An fp8 cache computes in fp16, to which e4m3 converts without single-lane instructions; an int8
-    cache in the query's type, to which bytes convert by permutes.
+    An 8-bit cache computes in fp16, to which both int8 and e4m3 convert in few instructions; a bf16
+    query must then lie inside fp16's range, which rotated and normalised queries do.
     """
     if query.dtype == torch.float32:
         return tl.float32, "ieee"
-    if cache.key.dtype == torch.float8_e4m3fn:
+    if cache.is_quantised:
         return tl.float16, "tf32"
     return (tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16), "tf32"
 
@@ -361,10 +362,11 @@ def decode_config(
 ) -> DecodeConfig:
     """Look the launch settings up by element sizes, dim and rows."""
     group = query.shape[1] // cache.kv_heads
-    rows = min(max(16, next_power_of_2(group * max_query_len)), 64)
+    rows = min(max(16, next_power_of_2(group * max_query_len)), 128)
     key_bytes = cache.key.element_size()
     dim = next_power_of_2(query.shape[2])
     built_in = {
+        "block_m": min(rows, 64),
         "block_n": 64 if key_bytes * dim >= 256 else 128,
         "num_warps": 4,
         "num_stages": 3,
@@ -374,7 +376,7 @@ def decode_config(
         built_in |= {"block_n": 32, "num_stages": 2}
     key = f"kv{key_bytes * 8}-d{dim}-m{rows}"
     found = config_for("decode", key, query.device, built_in)
-    return DecodeConfig(block_m=rows, **found)
+    return DecodeConfig(**found)
 
 
 def _programs(query: torch.Tensor, cache: PagedCache, config: DecodeConfig, max_q: int) -> int:
@@ -423,6 +425,7 @@ def paged_decode(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     pdl: bool | None = None,
+    trusted: bool = False,
 ) -> torch.Tensor:
     """Attend with the last tokens of each sequence to its paged cache; returns out.
 
@@ -432,11 +435,13 @@ def paged_decode(
     plan: from `decode_plan`; policy `balanced` without one makes it, at the cost of a launch.
     lse: `[tokens, heads]` fp32, written when given (natural logarithm, sinks included).
     out, lse, workspace and plan may be reused; nothing is allocated when all are given.
+    trusted: skip the checks of layouts, for callers that made them once.
     Deterministic: the same inputs give the same bits. Raises ValueError for unsupported layouts.
     """
     rule = rule or Rule()
-    cache.validate(query)
-    rule.validate()
+    if not trusted:
+        cache.validate(query)
+        rule.validate()
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
     tokens, heads, dim = query.shape
@@ -496,6 +501,8 @@ def paged_decode(
     # A soft cap needs the plain score, so there log2(e) is taken in after it, through the cap.
     capped = rule.soft_cap > 0.0
     block_v = next_power_of_2(value_dim)
+    # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
+    words = cache.is_quantised and config.block_m < 64 and compute is tl.float16
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
     decode_split_kernel[grid](
         query, cache.key, cache.value, key_scale, value_scale, out, lse,
@@ -508,7 +515,7 @@ def paged_decode(
         *(key_scale.stride() if key_scale is not None else (0, 0, 0)),
         KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, HEAD_DIM=dim, VALUE_DIM=value_dim,
         PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens, SOFT_CAP=capped,
-        QUANT=cache.is_quantised, SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
+        QUANT=cache.is_quantised, WORDS=words, ASM=query.device.type != "cpu", SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
         PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=next_power_of_2(dim),
         BLOCK_V=block_v, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

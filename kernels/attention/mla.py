@@ -61,11 +61,10 @@ def _mla_tile(
     c = c.to(q.dtype)
     scores = tl.dot(q, tl.trans(c), input_precision=PRECISION)
     scores = tl.dot(q_rope, tl.trans(r.to(q.dtype)), scores, input_precision=PRECISION)
-    scores = scores * scale_log2
     if MASKED:
         visible = (offs_n[None, :] <= row_pos[:, None]) & inside[None, :]
         scores = tl.where(visible, scores, float("-inf"))
-    weights, rescale, m, norm = online_softmax(scores, m, norm, MASKED)
+    weights, rescale, m, norm = online_softmax(scores, scale_log2, m, norm, MASKED)
     acc = acc * rescale[:, None]
     acc = tl.dot(weights.to(q.dtype), c, acc, input_precision=PRECISION)
     return acc, m, norm

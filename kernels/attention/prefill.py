@@ -21,7 +21,7 @@ from forebay.kernels._common.jit import load_pages
 
 from .decode import compute_dtype
 from .layout import PagedCache, Rule
-from .tile import attend_tile
+from .tile import WEIGHT_SHIFT, attend_tile, new_acc, store_acc
 
 __all__ = ["PrefillConfig", "paged_prefill", "prefill_config"]
 
@@ -82,6 +82,7 @@ def prefill_kernel(
     SINK_TOKENS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     QUANT: tl.constexpr,
+    ASM: tl.constexpr,
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
     PEEL: tl.constexpr,
@@ -108,7 +109,6 @@ def prefill_kernel(
     row_valid = (rows < BLOCK_Q * GROUP) & (row_token < q_len)
     row_pos = prefix + row_token
     offs_d = tl.arange(0, BLOCK_D)
-    offs_v = tl.arange(0, BLOCK_V)
     q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
     q = tl.load(
         q_ptr + q_at[:, None] + offs_d[None, :],
@@ -121,7 +121,7 @@ def prefill_kernel(
         m = tl.load(sinks_ptr + row_head, mask=row_valid, other=0.0).to(tl.float32)
         m = m * 1.4426950408889634
         norm = norm + 1.0
-    acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
+    acc = new_acc(BLOCK_M, BLOCK_V, False)
 
     if indptr_ptr is None:
         row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
@@ -145,7 +145,7 @@ def prefill_kernel(
                     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
                     stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                     stride_s_page, stride_s_slot,
-                    True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                    True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
                     HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
                 )  # fmt: skip
     else:
@@ -163,7 +163,7 @@ def prefill_kernel(
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
                 stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
-                False, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+                False, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
                 HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
             )  # fmt: skip
             pages = ahead
@@ -174,19 +174,17 @@ def prefill_kernel(
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
             stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
             stride_s_page, stride_s_slot,
-            True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT,
+            True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
             HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
         )  # fmt: skip
         pages = ahead
 
     safe_norm = tl.where(norm == 0.0, 1.0, norm)
-    acc = acc / safe_norm[:, None]
+    factor = 1.0 / safe_norm
+    if QUANT:
+        factor = factor / WEIGHT_SHIFT
     out_at = (q_start + row_token).to(tl.int64) * stride_out_token + row_head * stride_out_head
-    tl.store(
-        out_ptr + out_at[:, None] + offs_v[None, :],
-        acc.to(out_ptr.dtype.element_ty),
-        mask=row_valid[:, None] & (offs_v < VALUE_DIM)[None, :],
-    )
+    store_acc(acc, factor, out_ptr, out_at, row_valid, VALUE_DIM, BLOCK_V, False)
     if lse_ptr is not None:
         lse = tl.where(norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453)
         lse_at = (q_start + row_token).to(tl.int64) * (KV_HEADS * GROUP) + row_head
@@ -229,6 +227,7 @@ def paged_prefill(
     config: PrefillConfig | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    trusted: bool = False,
 ) -> torch.Tensor:
     """Attend with chunks of new tokens, whose keys are cached already, causally; returns out.
 
@@ -236,8 +235,9 @@ def paged_prefill(
     lse: `[tokens, heads]` fp32, written when given. Tree rules are for decode only.
     """
     rule = rule or Rule()
-    cache.validate(query)
-    rule.validate()
+    if not trusted:
+        cache.validate(query)
+        rule.validate()
     check(rule.tree is None, "prefill takes no tree mask, use paged_decode")
     config = config or prefill_config(query=query, cache=cache)
     tokens, heads, dim = query.shape
@@ -263,6 +263,7 @@ def paged_prefill(
         KV_HEADS=cache.kv_heads, GROUP=group, HEAD_DIM=dim, VALUE_DIM=value_dim,
         PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens,
         SOFT_CAP=rule.soft_cap > 0.0, QUANT=cache.is_quantised,
+        ASM=query.device.type != "cpu",
         COMPUTE=compute, PRECISION=precision,
         PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=next_power_of_2(dim),
         BLOCK_V=next_power_of_2(value_dim),
