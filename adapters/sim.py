@@ -16,11 +16,11 @@ from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreacha
 
 from .base import Load, ModelCard, Probe
 from .sim_engine import SimEngine, SimSettings
-from .sim_events import EventPublisher, shape_events
+from .sim_events import open_publisher, shape_events
 from .sim_job import Job, Received, Reply
 from .sim_plain import VERSION
 from .sim_routes import answer
-from .sim_stream import Collector, SimStream
+from .sim_stream import Collector, Nobody, SimStream
 from .vllm import Vllm
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from forebay.scheduler.engine_sequence import StepResult
 
-    from .base import Headers, Sink
+    from .base import Sink
     from .sim_job import Choice
 
 DOWN_S = 1.0
@@ -79,7 +79,7 @@ class Embedded:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._events = _publisher(self.engine)
+        self._events = open_publisher(self.engine)
         self.engine.running = lambda: self.running
         self.engine.forget = self._forget
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,7 +188,7 @@ class Embedded:
         if found.early is not None:
             _tell(stream, Reply(found.early))
             assert self._loop is not None
-            stream = SimStream(_Nobody(), self._loop, self._left)
+            stream = SimStream(Nobody(), self._loop, self._left)
         stream.job = found
         self._streams[found] = stream
         delay = self.engine.profile.overhead_s
@@ -360,30 +360,6 @@ class Embedded:
         if self._events is not None:
             self._events.restart()
         self._down = False
-
-
-def _publisher(engine: SimEngine) -> EventPublisher | None:
-    settings = engine.settings
-    if settings.events is None:
-        return None
-    try:
-        return EventPublisher(
-            settings.events, replay=settings.replay, topic=settings.topic, clock=engine.now
-        )
-    except OSError as error:
-        raise ConfigError(str(error)) from None
-
-
-class _Nobody:
-    """The sink of an answer that is made in the background."""
-
-    def on_head(self, status: int, headers: Headers) -> None: ...
-
-    def on_data(self, data: bytes) -> None: ...
-
-    def on_end(self) -> None: ...
-
-    def on_failure(self, error: EngineFailed) -> None: ...
 
 
 _BREAKS = frozenset({"cut", "stall_after_first"})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.policies.contracts import ConfigError
 from forebay.scheduler.engine_sequence import Stored
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from forebay.scheduler.engine_sequence import Removed
     from forebay.scheduler.engine_sequence import Sequence as ModelSequence
+
+    from .sim_engine import SimEngine
 
     TokensOf = Callable[[ModelSequence], tuple[Sequence[int], str]]
 
@@ -116,6 +119,19 @@ class EventPublisher:
             self._replay = None
         self._live.close(linger=0)
         self._context.destroy(linger=0)
+
+
+def open_publisher(engine: SimEngine) -> EventPublisher | None:
+    """Open what an engine's settings ask for. Raises ConfigError where it cannot be had."""
+    settings = engine.settings
+    if settings.events is None:
+        return None
+    try:
+        return EventPublisher(
+            settings.events, replay=settings.replay, topic=settings.topic, clock=engine.now
+        )
+    except OSError as error:
+        raise ConfigError(str(error)) from None
 
 
 def shape_events(

@@ -48,6 +48,22 @@ class Collector:
         self.ended.set()
 
 
+class Nobody:
+    """The sink of an answer that is made in the background."""
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        """See `Sink`."""
+
+    def on_data(self, data: bytes) -> None:
+        """See `Sink`."""
+
+    def on_end(self) -> None:
+        """See `Sink`."""
+
+    def on_failure(self, error: EngineFailed) -> None:
+        """See `Sink`."""
+
+
 class SimStream:
     """A `Stream`. What the engine says while its sink is paused waits here, as in a socket."""
 
