@@ -46,6 +46,7 @@ class EngineModel:
         self._kv = KVBlocks(profile.num_blocks, self._evicted if events else None)
         self._queue: list[tuple[int, int, Sequence]] = []
         self._queue_dead = 0
+        self._arriving: list[Sequence] = []
         self._stuck = False
         self._added = 0
         self._running: dict[Sequence, None] = {}
@@ -65,7 +66,7 @@ class EngineModel:
     @property
     def waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._queue) - self._queue_dead
+        return len(self._queue) - self._queue_dead + len(self._arriving)
 
     @property
     def busy(self) -> bool:
@@ -97,12 +98,19 @@ class EngineModel:
             raise ValueError(f"{tokens} tokens do not fit into {self._kv.total} KV blocks")
         self._added += 1
         sequence.number = self._added
-        self._enqueue(sequence)
+        if self.profile.schedules_ahead and self._running:
+            sequence.phase = Phase.WAITING
+            self._arriving.append(sequence)
+        else:
+            self._enqueue(sequence)
 
     def abort(self, sequence: Sequence) -> bool:
         """Drop a sequence at once, its blocks with it; False when it is not under way."""
         phase = sequence.phase
-        if phase is Phase.WAITING:
+        if phase is Phase.WAITING and sequence in self._arriving:
+            self._arriving.remove(sequence)
+            sequence.phase = Phase.DONE
+        elif phase is Phase.WAITING:
             sequence.phase = Phase.DONE
             self._queue_dead += 1
             self._sweep_queue()
@@ -120,11 +128,15 @@ class EngineModel:
         Of note is a first token, a finish or a preemption. An idle model takes no step.
         """
         result = StepResult()
+        if self._arriving and not self._running:
+            self._arrive()
         while self.busy:
             if self._is_calm():
                 self._coast(limit_s, result)
             else:
                 self._step(result)
+            if self._arriving:
+                self._arrive()
             if result.duration_s >= limit_s or result.first or result.finished or result.preempted:
                 break
         if self._log:
@@ -133,7 +145,9 @@ class EngineModel:
 
     def _is_calm(self) -> bool:
         """Whether the next step only decodes, and has the blocks for it."""
-        if self._prefilling or not self._decoding or (self.waiting and not self._stuck):
+        if self._prefilling or not self._decoding or self._arriving:
+            return False
+        if self.waiting and not self._stuck:
             return False
         bucket = self._buckets[self._ticks % self.profile.block_tokens]
         return len(bucket) <= self._kv.available
@@ -316,6 +330,12 @@ class EngineModel:
             else:
                 self._decode(sequence)
         self._prefilling = rest
+
+    def _arrive(self) -> None:
+        """Queue those that came while the step that is over was planned."""
+        for sequence in self._arriving:
+            self._enqueue(sequence)
+        self._arriving.clear()
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
