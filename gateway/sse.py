@@ -130,12 +130,13 @@ def _boundary(data: bytes) -> int:
 
 def events(block: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Split whole events into (text with its blank line, name, data)."""
-    if b"\r" in block:
+    plain = b"\r" not in block
+    if not plain:
         pieces = _ENDS.findall(block)
     else:
         pieces = [piece + b"\n\n" for piece in block.split(b"\n\n")[:-1]]
     for text in pieces:
-        if text.startswith(b"data: ") and text.count(b"\n") == 2:
+        if plain and text.startswith(b"data: ") and text.count(b"\n") == 2:
             yield text, b"", text[6:-2]
             continue
         name, data = b"", list[bytes]()
