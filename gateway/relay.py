@@ -21,19 +21,18 @@ from forebay.policies.contracts import (
     DeadlineExpired,
     EngineFailed,
     EngineRefused,
-    EngineUnreachable,
     Finish,
     ForebayError,
     InvalidRequest,
     Outcome,
-    Overloaded,
     Rejected,
 )
 from forebay.scheduler.lifecycle import Event, State, advance
 from forebay.scheduler.retry import Tries, again, may_retry
 
+from .answer import Events, Held
 from .dialects import Seen, dialect_of
-from .sse import Scanner
+from .failing import final, last_event, not_started, shutting_down, told
 
 if TYPE_CHECKING:
     from forebay.adapters.base import Headers, Stream, Translation
@@ -49,18 +48,6 @@ MAX_ERROR_BODY = 64 << 10
 COMMENT_AFTER = 15.0
 """Seconds without a byte after which a comment keeps an idle edge open."""
 COMMENT = b": keep-alive\n\n"
-RETRY_AFTER = 1.0
-
-
-_ENDS = {
-    Finish.COMPLETED: Event.COMPLETE,
-    Finish.REJECTED: Event.REJECT,
-    Finish.ENGINE_ERROR: Event.FAIL,
-    Finish.TRUNCATED: Event.CUT,
-    Finish.LEFT: Event.LEAVE,
-    Finish.TIMEOUT: Event.EXPIRE,
-    Finish.DRAINED: Event.DRAIN,
-}
 
 
 class Kind(StrEnum):
@@ -91,15 +78,13 @@ class Relay:
         "_commented",
         "_dialect",
         "_endpoint",
+        "_events",
         "_held",
-        "_held_bytes",
         "_inbound",
-        "_itl",
         "_kind",
         "_last_bytes",
         "_placement",
         "_responder",
-        "_scanner",
         "_seen",
         "_sent_at",
         "_settled",
@@ -125,16 +110,14 @@ class Relay:
         self._stream: Stream | None = None
         self._translation: Translation | None = None
         self._endpoint: Endpoint
-        self._scanner: Scanner | None = None
+        self._events: Events | None = None
         self._seen: Seen | None = None
         self._kind = _NONE
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._held = Held(app.buffered)
         self._status = 0
         self._type = b""
         self._sent_at = self._last_bytes = self._commented = 0.0
         self._settled = False
-        self._itl = inbound.pool.itl
         self.lease: Lease
         self.request = request = inbound.request
         self.outcome = Outcome(
@@ -194,20 +177,14 @@ class Relay:
         if translation.drop:
             self._app.stripped(inbound, translation.drop)
         headers = inbound.headers(translation.headers)
-        self._kind, self._scanner = _NONE, None
+        self._kind, self._events = _NONE, None
         self._stream = endpoint.opener.open(
             inbound.call.method, translation.path, headers, body, self
         )
 
     def expired(self, now: float) -> None:
         """Give up waiting: the deadline has come and nothing could be placed."""
-        waited = now - self.request.arrived
-        self._reject(
-            DeadlineExpired(
-                f"no endpoint of pool '{self.request.pool}' could start this in {waited:.1f} s",
-                retry_after=RETRY_AFTER,
-            )
-        )
+        self._reject(not_started(self.request.pool, now - self.request.arrived))
 
     def refused(self, error: Rejected) -> None:
         """Give up waiting: a reload took away what it waits for."""
@@ -225,7 +202,10 @@ class Relay:
             self._state = advance(self._state, _HOLD)
         elif content_type.startswith(b"text/event-stream"):
             self._kind = _EVENTS
-            self._scanner = Scanner(self._dialect, strip_usage=self._inbound.strip_usage)
+            inbound = self._inbound
+            self._events = Events(
+                self._dialect, self.outcome, inbound.pool.itl, strip_usage=inbound.strip_usage
+            )
         else:
             self._kind = _HELD
             self._state = advance(self._state, _HOLD)
@@ -271,29 +251,16 @@ class Relay:
     # -- streams ---------------------------------------------------------------------------------
 
     def _relay_events(self, data: bytes) -> None:
-        scanner, outcome, now = self._scanner, self.outcome, self._app.now()
-        assert scanner is not None
-        before = scanner.events
-        had_token = scanner.seen.token
-        data = scanner.feed(data)
-        if had_token:
-            if scanner.events > before:
-                self._itl.observe(now - self._last_token(), scanner.events - before)
-                outcome.last_token = now
-        elif scanner.seen.token:
-            outcome.first_token = outcome.last_token = now
-        self._last_bytes = now
+        events = self._events
+        assert events is not None
+        self._last_bytes = now = self._app.now()
+        data = events.pass_on(data, now)
         if not data:
             return
-        outcome.bytes_out += len(data)
         if self._state is _STREAMING:
             self._responder.write(data)
-            return
-        self._start(now, data)
-
-    def _last_token(self) -> float:
-        last = self.outcome.last_token
-        return self._last_bytes if last is None else last
+        else:
+            self._start(now, data)
 
     def _start(self, now: float, data: bytes) -> None:
         """Send the head with the first bytes; from here on nothing can be retried."""
@@ -307,71 +274,57 @@ class Relay:
             self._stream.pause()
 
     def _end_events(self) -> None:
-        scanner, now = self._scanner, self._app.now()
-        assert scanner is not None
-        held = scanner.flush()
-        complete = scanner.seen.done or scanner.blind
+        events, now = self._events, self._app.now()
+        assert events is not None
+        held = events.scanner.flush()
+        self.outcome.bytes_out += len(held)
         if self._state is not _STREAMING:
-            if complete and held:
-                self._start(now, held)
-                held = b""
-            else:
+            if not (events.complete and held):
                 error = EngineFailed("the engine ended its stream before the first event")
                 self._attempt_failed(Verdict.BROKEN, error, sent=True)
                 return
-        if complete:
-            self._inbound.pool.succeeded(self._endpoint, now)
-            self.outcome.bytes_out += len(held)
-            self._responder.finish(held)
-            failed = scanner.seen.error
-            self._settle(Finish.ENGINE_ERROR if failed else _COMPLETED)
-        else:
-            self._broke_off(EngineFailed("the engine ended its stream without the end mark"), held)
+            self._start(now, held)
+            held = b""
+        if not events.complete:
+            error = EngineFailed("the engine ended its stream without the end mark")
+            self._broke_off(error, held)
+            return
+        self._inbound.pool.succeeded(self._endpoint, now)
+        self._responder.finish(held)
+        self._settle(Finish.ENGINE_ERROR if events.scanner.seen.error else _COMPLETED)
 
     def _broke_off(self, error: ForebayError, held: bytes = b"") -> None:
         """End a stream that has begun and cannot be finished, with an error event of the route."""
-        self.outcome.error = error.code
         self._judge(Verdict.BROKEN, error.message)
-        self._say_in_stream(error, held)
-        self._settle(Finish.TRUNCATED)
+        self._end_stream(error, held, Finish.TRUNCATED)
 
-    def _say_in_stream(self, error: ForebayError, held: bytes = b"") -> None:
-        """Say an error inside a stream, unless the engine has; close what cannot carry one."""
-        scanner = self._scanner
-        if scanner is None or scanner.blind:
+    def _end_stream(self, error: ForebayError, held: bytes, finish: Finish) -> None:
+        """Say an error inside a stream, or break off where none can be said."""
+        self.outcome.error = error.code
+        events = self._events
+        words = None if events is None else events.last_words(error, held)
+        if words is None:
             self._responder.abort()
-            return
-        if scanner.seen.error:
-            self._responder.finish(held)
-            return
-        # A half event cannot be called back; the blank line ends it, so that the error is one.
-        gap = b"" if scanner.at_boundary else b"\n\n"
-        self._responder.finish(gap + self._dialect.event(error))
+        else:
+            self._responder.finish(words)
+        self._settle(finish)
 
     # -- whole answers ---------------------------------------------------------------------------
 
     def _hold(self, data: bytes) -> None:
-        self._last_bytes = self._app.now()
-        self._held.append(data)
-        self._held_bytes += len(data)
-        self._app.buffered(len(data))
+        self._last_bytes = now = self._app.now()
+        size = self._held.add(data)
         if self._kind is _ERROR:
-            if self._held_bytes > MAX_ERROR_BODY:
+            if size > MAX_ERROR_BODY:
                 self._close_stream()
                 self._end_error()
-        elif self._held_bytes > self._app.max_answer:
+        elif size > self._app.max_answer:
             self._kind = _RAW
-            self.outcome.bytes_out += self._held_bytes
-            self._start(self._last_bytes, self._take_held())
-
-    def _take_held(self) -> bytes:
-        held = self._held
-        self._app.buffered(-self._held_bytes)
-        self._held, self._held_bytes = [], 0
-        return held[0] if len(held) == 1 else b"".join(held)
+            self.outcome.bytes_out += size
+            self._start(now, self._held.take())
 
     def _end_held(self) -> None:
-        now, outcome, body = self._app.now(), self.outcome, self._take_held()
+        now, outcome, body = self._app.now(), self.outcome, self._held.take()
         translation = self._translation
         if translation is not None and translation.answer is not None:
             try:
@@ -393,7 +346,7 @@ class Relay:
 
     def _end_error(self) -> None:
         """Read an engine's error and decide whose fault it is."""
-        body, status = self._take_held(), self._status
+        body, status = self._held.take(), self._status
         read = self._endpoint.adapter.read_error(status, body)
         error = EngineRefused(read.message or f"the engine answered {status}", param=read.param)
         error.type = read.type
@@ -411,12 +364,10 @@ class Relay:
     def _attempt_failed(self, verdict: Verdict, error: ForebayError, *, sent: bool = False) -> None:
         """Decide on a retry: the only place that does."""
         self._close_stream()
-        self._take_held()
+        self._held.take()
         now = self._app.now()
         pool = self._inbound.pool
-        # An engine's own words may quote the caller; its state and the log hold only the status.
-        told = f"it answered {self._status}" if isinstance(error, EngineRefused) else error.message
-        self._judge(verdict, told)
+        self._judge(verdict, told(error, self._status))
         self._tries.ended(verdict, sent=sent)
         wider = again(self.request, self._endpoint.name)
         self._release(now)
@@ -439,9 +390,9 @@ class Relay:
             return
         if pool.budget.refused > refused:
             self._app.observer.retry_refused(pool.name)
-        final = _final(verdict, error, pool.name)
-        blamed = Finish.REJECTED if isinstance(final, InvalidRequest) else Finish.ENGINE_ERROR
-        self._answer_error(final, finish=blamed)
+        answer = final(verdict, error, pool.name)
+        blamed = Finish.REJECTED if isinstance(answer, InvalidRequest) else Finish.ENGINE_ERROR
+        self._answer_error(answer, finish=blamed)
 
     def _judge(self, verdict: Verdict, reason: str) -> None:
         self._inbound.pool.judged(self._endpoint, verdict, reason, self._app.now())
@@ -497,8 +448,8 @@ class Relay:
         self._broke_off(EngineFailed(text, status=504, code="engine_timeout"))
 
     def _comment(self, now: float) -> None:
-        scanner = self._scanner
-        if scanner is not None and scanner.at_boundary and not self._responder.slow:
+        events = self._events
+        if events is not None and events.scanner.at_boundary:
             self._commented = now
             self._responder.write(COMMENT)
 
@@ -519,19 +470,11 @@ class Relay:
 
     def drained(self) -> None:
         """End what the drain limit has left."""
-        error = Overloaded(
-            "the gateway is shutting down; send this again",
-            status=503,
-            code="draining",
-            retry_after=RETRY_AFTER,
-        )
         if self._state is _STREAMING:
             self._close_stream()
-            self.outcome.error = error.code
-            self._say_in_stream(error)
-            self._settle(Finish.DRAINED)
+            self._end_stream(shutting_down(), b"", Finish.DRAINED)
         else:
-            self._answer_error(error, finish=Finish.DRAINED)
+            self._answer_error(shutting_down(), finish=Finish.DRAINED)
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -551,12 +494,6 @@ class Relay:
         if placement is not None:
             self._inbound.pool.release(placement, now)
 
-    def _last_event(self, finish: Finish) -> Event:
-        """Return the step that ends a call which finishes so."""
-        if finish is Finish.ENGINE_ERROR and self._state is _STREAMING:
-            return Event.CUT  # its own error event came after bytes had gone
-        return _ENDS[finish]
-
     def _settle(self, finish: Finish) -> None:
         """Give everything back and write the outcome: once, whatever happens after."""
         if self._settled:
@@ -564,14 +501,13 @@ class Relay:
         self._settled = True
         now, pool, outcome = self._app.now(), self._inbound.pool, self.outcome
         self._close_stream()
-        if self._held:
-            self._take_held()
+        self._held.take()
         if self._state is _QUEUED:
             pool.waiting.pop(self.request.id, None)
             pool.dispatcher.leave(self.request)
-        self._state = advance(self._state, self._last_event(finish))
+        self._state = advance(self._state, last_event(self._state, finish))
         outcome.finish, outcome.ended = finish, now
-        seen = self._scanner.seen if self._scanner is not None else self._seen
+        seen = self._seen if self._events is None else self._events.scanner.seen
         if seen is not None:
             outcome.prompt_tokens = seen.prompt_tokens
             outcome.cached_tokens = seen.cached_tokens
@@ -588,29 +524,3 @@ def _content_type(headers: Headers) -> bytes:
         if name == b"content-type":
             return value
     return b"application/octet-stream"
-
-
-def _final(verdict: Verdict, error: ForebayError, pool: str) -> ForebayError:
-    """Turn the last attempt's failure into what the caller is told."""
-    if verdict is Verdict.FULL:
-        return Overloaded(
-            f"all endpoints of pool '{pool}' are full: {error.message}",
-            retry_after=RETRY_AFTER,
-        )
-    if verdict is Verdict.MISSING_ROUTE:
-        if isinstance(error, InvalidRequest) and error.status != 404:
-            return error  # the adapter says what this engine cannot take
-        return InvalidRequest(
-            f"no endpoint of pool '{pool}' has this route", status=404, code="route_not_found"
-        )
-    if verdict is Verdict.MISCONFIGURED:
-        return EngineFailed(
-            "the engine refused the gateway's key or model; its operator has to look at this",
-            code="engine_misconfigured",
-        )
-    if not isinstance(error, EngineRefused):
-        # What went wrong names addresses: that is for the log.
-        text = "cannot be reached" if isinstance(error, EngineUnreachable) else "broke off"
-        status = 504 if error.status == 504 else 502
-        return EngineFailed(f"an engine of pool '{pool}' {text}", status=status, code=error.code)
-    return error
