@@ -16,10 +16,11 @@ phase) and when it finishes (it is filed under its last tick).
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from .engine_kv import KVBlocks
+from .engine_queue import EngineQueue
 from .engine_sequence import Phase, Removed, Sequence, StepResult, Stored
 
 if TYPE_CHECKING:
@@ -40,13 +41,10 @@ class EngineModel:
         self.hit_tokens = 0
         self.generated_tokens: int = 0
         """Output tokens made; those of aborted sequences counted."""
-        self._priority = priority
         self._events = events
         self._log: list[Stored | Removed] = []
         self._kv = KVBlocks(profile.num_blocks, self._evicted if events else None)
-        self._queue: list[tuple[int, int, Sequence]] = []
-        self._queue_dead = 0
-        self._arriving: list[Sequence] = []
+        self._queue = EngineQueue(priority=priority)
         self._stuck = False
         self._added = 0
         self._running: dict[Sequence, None] = {}
@@ -66,7 +64,7 @@ class EngineModel:
     @property
     def waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._queue) - self._queue_dead + len(self._arriving)
+        return len(self._queue)
 
     @property
     def busy(self) -> bool:
@@ -99,21 +97,16 @@ class EngineModel:
         self._added += 1
         sequence.number = self._added
         if self.profile.schedules_ahead and self._running:
-            sequence.phase = Phase.WAITING
-            self._arriving.append(sequence)
+            self._queue.push_later(sequence)
         else:
-            self._enqueue(sequence)
+            self._queue.push(sequence)
+            self._stuck = False
 
     def abort(self, sequence: Sequence) -> bool:
         """Drop a sequence at once, its blocks with it; False when it is not under way."""
         phase = sequence.phase
-        if phase is Phase.WAITING and sequence in self._arriving:
-            self._arriving.remove(sequence)
-            sequence.phase = Phase.DONE
-        elif phase is Phase.WAITING:
-            sequence.phase = Phase.DONE
-            self._queue_dead += 1
-            self._sweep_queue()
+        if phase is Phase.WAITING:
+            self._queue.drop(sequence)
         elif phase in (Phase.PREFILL, Phase.DECODE):
             self._leave(sequence)
             sequence.phase = Phase.DONE
@@ -128,14 +121,14 @@ class EngineModel:
         Of note is a first token, a finish or a preemption. An idle model takes no step.
         """
         result = StepResult()
-        if self._arriving and not self._running:
+        if self._queue.arriving and not self._running:
             self._arrive()
         while self.busy:
             if self._is_calm():
                 self._coast(limit_s, result)
             else:
                 self._step(result)
-            if self._arriving:
+            if self._queue.arriving:
                 self._arrive()
             if result.duration_s >= limit_s or result.first or result.finished or result.preempted:
                 break
@@ -145,7 +138,7 @@ class EngineModel:
 
     def _is_calm(self) -> bool:
         """Whether the next step only decodes, and has the blocks for it."""
-        if self._prefilling or not self._decoding or self._arriving:
+        if self._prefilling or not self._decoding or self._queue.arriving:
             return False
         if self.waiting and not self._stuck:
             return False
@@ -332,41 +325,22 @@ class EngineModel:
         self._prefilling = rest
 
     def _arrive(self) -> None:
-        """Queue those that came while the step that is over was planned."""
-        for sequence in self._arriving:
-            self._enqueue(sequence)
-        self._arriving.clear()
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.phase = Phase.WAITING
-        key = sequence.priority if self._priority else 0
-        heappush(self._queue, (key, sequence.number, sequence))
+        """Let those be begun that came while the step that is over was planned."""
+        self._queue.arrive()
         self._stuck = False
-
-    def _sweep_queue(self) -> None:
-        """Forget aborted sequences, at the head at once and elsewhere when they are many."""
-        queue = self._queue
-        if self._queue_dead > 64 and 2 * self._queue_dead > len(queue):
-            queue[:] = [entry for entry in queue if entry[2].phase is Phase.WAITING]
-            heapify(queue)
-            self._queue_dead = 0
-        while queue and queue[0][2].phase is not Phase.WAITING:
-            heappop(queue)
-            self._queue_dead -= 1
 
     def _admit(self, budget: int) -> Sequence | None:
         """Move the head of the queue into the batch, unless seats or blocks are short."""
-        if not self._queue or self._stuck:
+        sequence = self._queue.head
+        if sequence is None or self._stuck:
             return None
         if len(self._running) >= self.profile.max_num_seqs:
             self._stuck = True
             return None
-        sequence = self._queue[0][2]
         if not self._reuse_prefix(sequence, budget):
             self._stuck = True
             return None
-        heappop(self._queue)
-        self._sweep_queue()
+        self._queue.pop()
         sequence.phase = Phase.PREFILL
         self._running[sequence] = None
         self._prefilling.append(sequence)
@@ -395,16 +369,13 @@ class EngineModel:
 
     def _preempt(self, result: StepResult) -> None:
         """Send the least urgent sequence of the batch, the latest among equals, to the queue."""
-        victim = max(self._running, key=self._urgency)
+        victim = max(self._running, key=self._queue.rank)
         self._leave(victim)
         victim.computed = 0
-        self._enqueue(victim)
+        self._queue.push(victim)
         self._stuck = True
         self.preemptions += 1
         result.preempted.append(victim)
-
-    def _urgency(self, sequence: Sequence) -> tuple[int, int]:
-        return (sequence.priority if self._priority else 0, sequence.number)
 
     def _finish(self, sequence: Sequence, result: StepResult) -> None:
         result.finished.append(sequence)

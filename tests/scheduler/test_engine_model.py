@@ -235,7 +235,7 @@ def test_aborted_waiting_sequences_leave_nothing_behind() -> None:
         model.abort(one)
 
     assert model.waiting == 0
-    assert len(model._queue) < 200
+    assert len(model._queue._heap) < 200
 
 
 def test_what_can_never_fit_is_refused() -> None:
