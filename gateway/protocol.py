@@ -231,7 +231,8 @@ class HttpProtocol(asyncio.Protocol):
         parser, headers = self._parser, message.headers
         message.method = parser.get_method().decode("latin-1")
         message.keep_alive = parser.should_keep_alive()
-        message.old = parser.get_http_version() != "1.1"
+        version = parser.get_http_version()
+        message.old = version != "1.1"
         target, _, query = message.target.partition(b"?")
         message.path, message.query = _path(target), query.decode("latin-1")
         length = headers.get(b"content-length")
@@ -239,6 +240,8 @@ class HttpProtocol(asyncio.Protocol):
             message.length = int(length)
         message.chunked = b"transfer-encoding" in headers
         self._head_bytes = 0
+        if message.old and version != "1.0":
+            message.refusal = self._word(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
         if self._repeated > MAX_HEADERS:
             message.refusal = self._word(431, "the request repeats too many headers")
         self._repeated = 0

@@ -75,14 +75,16 @@ def test_the_callers_own_fault_keeps_its_status_and_message(go: Go, kit: Kit, na
 
 def test_an_engines_error_is_wrapped_in_the_dialect_of_messages(go: Go, kit: Kit):
     async def main() -> None:
-        async with kit.engine(kit.whole(said("bad n"), status=400)) as engine:
-            async with kit.running(kit.config([engine.section()])) as gateway:
-                answer = await gateway.ask(kit.post(kit.chat(max_tokens=1), "/v1/messages"))
-                assert answer.status == 400
-                assert answer.json == {
-                    "type": "error",
-                    "error": {"type": "invalid_request_error", "message": "bad n"},
-                }
+        async with (
+            kit.engine(kit.whole(said("bad n"), status=400)) as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            answer = await gateway.ask(kit.post(kit.chat(max_tokens=1), "/v1/messages"))
+            assert answer.status == 400
+            assert answer.json == {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "bad n"},
+            }
 
     go(main())
 
@@ -91,16 +93,18 @@ def test_an_engines_error_is_wrapped_in_the_dialect_of_messages(go: Go, kit: Kit
 def test_an_engine_that_refuses_our_key_goes_out_of_rotation(go: Go, kit: Kit, status: int):
     async def main() -> None:
         answer = kit.whole(said("wrong key CANARY"), status=status)
-        async with kit.engine(answer) as engine:
-            async with kit.running(kit.config([engine.section()])) as gateway:
-                told = await gateway.ask(kit.post(kit.chat()))
-                assert (told.status, told.json["error"]["code"]) == (502, "engine_misconfigured")
-                assert "CANARY" not in told.body.decode()
-                assert not gateway.pool.endpoints["e0"].view.usable
-                told = await gateway.ask(kit.post(kit.chat()))
-                assert (told.status, told.json["error"]["code"]) == (503, "no_healthy_endpoint")
-                assert len(engine.requests) == 1
-                assert "CANARY" not in "".join(gateway.records.lines)
+        async with (
+            kit.engine(answer) as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            told = await gateway.ask(kit.post(kit.chat()))
+            assert (told.status, told.json["error"]["code"]) == (502, "engine_misconfigured")
+            assert "CANARY" not in told.body.decode()
+            assert not gateway.pool.endpoints["e0"].view.usable
+            told = await gateway.ask(kit.post(kit.chat()))
+            assert (told.status, told.json["error"]["code"]) == (503, "no_healthy_endpoint")
+            assert len(engine.requests) == 1
+            assert "CANARY" not in "".join(gateway.records.lines)
 
     go(main())
 
@@ -178,23 +182,27 @@ def test_a_broken_answer_is_tried_again_elsewhere(go: Go, kit: Kit, name: str):
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_answer_is_a_502_where_nobody_else_can_answer(go: Go, kit: Kit, name: str):
     async def main() -> None:
-        async with kit.engine(breaks(BROKEN[name])) as engine:
-            async with kit.running(kit.config([engine.section()])) as gateway:
-                answer = await gateway.ask(kit.post(kit.chat()))
-                assert answer.status == 502
-                assert set(answer.json["error"]) == {"message", "type", "param", "code"}
-                assert [o.finish for o in gateway.outcomes] == [Finish.ENGINE_ERROR]
+        async with (
+            kit.engine(breaks(BROKEN[name])) as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            answer = await gateway.ask(kit.post(kit.chat()))
+            assert answer.status == 502
+            assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+            assert [o.finish for o in gateway.outcomes] == [Finish.ENGINE_ERROR]
 
     go(main())
 
 
 def test_failures_in_a_row_open_the_breaker(go: Go, kit: Kit):
     async def main() -> None:
-        async with kit.engine(breaks(BROKEN["500"])) as engine:
-            async with kit.running(kit.config([engine.section()])) as gateway:
-                statuses = [(await gateway.ask(kit.post(kit.chat()))).status for _ in range(7)]
-                assert statuses == [502] * 5 + [503] * 2
-                assert len(engine.requests) == 5
+        async with (
+            kit.engine(breaks(BROKEN["500"])) as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            statuses = [(await gateway.ask(kit.post(kit.chat()))).status for _ in range(7)]
+            assert statuses == [502] * 5 + [503] * 2
+            assert len(engine.requests) == 5
 
     go(main())
 
@@ -202,12 +210,14 @@ def test_failures_in_a_row_open_the_breaker(go: Go, kit: Kit):
 def test_what_an_engine_cannot_take_is_said_where_no_other_engine_can(go: Go, kit: Kit):
     async def main() -> None:
         body = kit.chat(unheard_of=1)
-        async with kit.engine(kit.whole(OK), kind="trtllm") as engine:
-            async with kit.running(kit.config([engine.section()])) as gateway:
-                answer = await gateway.ask(kit.post(body))
-                assert (answer.status, answer.json["error"]["param"]) == (400, "unheard_of")
-                assert engine.requests == []
-                assert [o.finish for o in gateway.outcomes] == [Finish.REJECTED]
+        async with (
+            kit.engine(kit.whole(OK), kind="trtllm") as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            answer = await gateway.ask(kit.post(body))
+            assert (answer.status, answer.json["error"]["param"]) == (400, "unheard_of")
+            assert engine.requests == []
+            assert [o.finish for o in gateway.outcomes] == [Finish.REJECTED]
         async with (
             kit.engine(kit.whole(OK), kind="trtllm") as strict,
             kit.engine(kit.whole(OK)) as lenient,
@@ -322,11 +332,13 @@ def cut_stream(kit: Kit, *parts: bytes, end: bool = False) -> Any:
 
 
 async def stream(kit: Kit, script: Any, path: str, **settings: Any) -> tuple[bytes, Gateway]:
-    async with kit.engine(script) as engine:
-        async with kit.running(kit.config([engine.section()], **settings)) as gateway:
-            answer = await gateway.ask(kit.post(kit.chat(stream=True), path))
-            assert answer.status == 200
-            await gateway.quiet()
+    async with (
+        kit.engine(script) as engine,
+        kit.running(kit.config([engine.section()], **settings)) as gateway,
+    ):
+        answer = await gateway.ask(kit.post(kit.chat(stream=True), path))
+        assert answer.status == 200
+        await gateway.quiet()
     return answer.body, gateway
 
 
@@ -375,13 +387,15 @@ def test_half_an_event_that_has_gone_out_is_ended_before_the_error(go: Go, kit: 
         body = kit.chat(stream=True, stream_options={"include_usage": True})
         for end in (False, True):
             script = cut_stream(kit, kit.delta("hi"), b'data: {"a', end=end)
-            async with kit.engine(script) as engine:
-                async with kit.running(kit.config([engine.section()])) as gateway:
-                    answer = await gateway.ask(kit.post(body))
-                    lines = answer.body.removeprefix(kit.delta("hi")).split(b"\n\n")
-                    assert lines[0] == b'data: {"a'
-                    assert json.loads(lines[1].removeprefix(b"data: "))["error"]["code"]
-                    assert lines[2:] == [b""]
+            async with (
+                kit.engine(script) as engine,
+                kit.running(kit.config([engine.section()])) as gateway,
+            ):
+                answer = await gateway.ask(kit.post(body))
+                lines = answer.body.removeprefix(kit.delta("hi")).split(b"\n\n")
+                assert lines[0] == b'data: {"a'
+                assert json.loads(lines[1].removeprefix(b"data: "))["error"]["code"]
+                assert lines[2:] == [b""]
 
     go(main())
 
