@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -174,6 +174,14 @@ class Request(Struct, frozen=True, gc=False):
     """The only endpoint that can serve it (a stored response lives on one), or None."""
     avoid: frozenset[str] = frozenset()
     """Endpoints already tried."""
+    weight: float = 1.0
+    """Its tenant's share against the others': cost is divided by it."""
+    sla: str = ""
+    """The SLA class by name; empty where there are none."""
+    sla_rank: int = 0
+    """How much the class matters: a higher one may displace and recall a lower one's requests."""
+    longest_wait: float | None = None
+    """Seconds in the queue after which it is overdue; None: what the pool says."""
 
     @property
     def shape(self) -> tuple[Route, str, str | None, frozenset[str]]:
@@ -227,6 +235,9 @@ class Outcome(Struct, gc=False):
     bytes_out: int = 0
     trace: str = ""
     """The W3C traceparent that was passed on, or empty."""
+    sla: str = ""
+    predicted_tokens: int = 0
+    """Output tokens that were predicted for it."""
 
 
 @dataclass(slots=True)
@@ -294,6 +305,22 @@ class Ordering(Protocol):
 
         `fits` answers alike for all requests of one shape, so an implementation asks once a shape.
         """
+        ...
+
+
+@runtime_checkable
+class Charged(Protocol):
+    """What an ordering keeps beside `Ordering` when it shares out cost: all placements are told.
+
+    Also those that never waited. `next` itself charges nothing.
+    """
+
+    def started(self, request: Request, cost: float, now: float) -> None:
+        """Charge the predicted cost of a request that is placed now."""
+        ...
+
+    def settled(self, request: Request, charged: float, cost: float) -> None:
+        """Correct a charge to the true cost; 0 takes it back."""
         ...
 
 
