@@ -136,6 +136,19 @@ class EngineModel:
             result.events, self._log = self._log, []
         return result
 
+    def calm_s(self) -> float:
+        """Tell in how many seconds the next sequence ends if nothing comes; 0 when more happens.
+
+        Only while all blocks last and every step just decodes: who waits for the end of a quiet
+        stretch need not step through it.
+        """
+        if not self._is_calm():
+            return 0.0
+        profile, count = self.profile, self._end_ticks[0] - self._ticks
+        context = count * self._context + self._decoding * (count * (count - 1) // 2)
+        fixed = profile.step_s + self._decoding * profile.decode_sequence_s
+        return count * fixed + context * profile.context_token_s
+
     def _is_calm(self) -> bool:
         """Whether the next step only decodes, and has the blocks for it."""
         if self._prefilling or not self._decoding or self._queue.arriving:

@@ -85,6 +85,19 @@ def test_decoding_sequences_go_on_while_a_prompt_is_computed() -> None:
     assert (model.produced(short), model.produced(long)) == (2, 0)
 
 
+def test_the_length_of_a_quiet_stretch_is_known_before_it_is_stepped_through() -> None:
+    model = EngineModel(replace(SMALL, num_blocks=100))
+    for output in (30, 12):
+        model.add(sequence(5, output))
+    before = model.calm_s()
+    model.step()
+
+    known = model.calm_s()
+
+    assert (before, known) == (0.0, pytest.approx(model.step(inf).duration_s))
+    assert known == pytest.approx(11 * 1.2 + 0.001 * (11 * 10 + 2 * 55))
+
+
 def test_a_sequence_without_output_ends_with_its_prompt() -> None:
     model = EngineModel(SMALL)
     one = sequence(8, 0)
