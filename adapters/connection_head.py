@@ -29,6 +29,8 @@ _OURS = frozenset(
     }
 )
 """Framing, or the endpoint's own: never taken from the headers of a request."""
+_VARYING = frozenset({"x-request-id", "traceparent", "tracestate"})
+"""Different in each request, so not worth keeping."""
 _KEPT = 256
 """Paths may hold ids, so what is kept is bounded."""
 
@@ -36,7 +38,7 @@ _KEPT = 256
 class Heads:
     """Writes request heads for one endpoint."""
 
-    __slots__ = ("_fixed", "_names", "_prefix", "_starts")
+    __slots__ = ("_fixed", "_lines", "_names", "_prefix", "_starts")
 
     def __init__(self, *, host: str, prefix: str, key: str | None) -> None:
         self._prefix = prefix
@@ -45,17 +47,15 @@ class Heads:
             self._fixed += f"authorization: Bearer {_checked_key(key)}\r\n"
         self._starts: dict[tuple[str, str], str] = {}
         self._names = _Names()
+        self._lines: dict[tuple[str, str], str] = {}
 
     def write(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], length: int
     ) -> bytes:
         """Write one head. Raises ValueError, without the value, for what cannot be sent."""
         start = self._starts.get((method, path)) or self._start(method, path)
-        names = self._names
-        lines = "".join([f"{names[name]}{value}\r\n" for name, value in headers])
-        count = len(headers)
-        if lines.count("\n") != count or lines.count("\r") != count or "\0" in lines:
-            raise ValueError(f"header {_culprit(headers)} holds a line break or NUL")
+        known = self._lines.get
+        lines = "".join([known(header) or self._line(header) for header in headers])
         if length or method == "POST":
             lines += f"content-length: {length}\r\n"
         try:
@@ -74,6 +74,18 @@ class Heads:
         start = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._fixed}"
         self._starts[method, path] = start
         return start
+
+    def _line(self, header: tuple[str, str]) -> str:
+        """Write one header line, and keep it where it will be seen again."""
+        name, value = header
+        if "\n" in value or "\r" in value or "\0" in value:
+            raise ValueError(f"header {name} holds a line break or NUL")
+        line = f"{self._names[name]}{value}\r\n"
+        if name not in _VARYING:
+            if len(self._lines) >= _KEPT:
+                self._lines.clear()
+            self._lines[header] = line
+        return line
 
 
 class _Names(dict[str, str]):
@@ -94,7 +106,3 @@ def _checked_key(key: str) -> str:
     if re.fullmatch(r"[!-~]+", key) is None:
         raise ValueError("the endpoint's key must be visible ASCII without spaces")
     return key
-
-
-def _culprit(headers: Sequence[tuple[str, str]]) -> str:
-    return next(name for name, value in headers if any(c in value for c in "\r\n\0"))

@@ -57,19 +57,27 @@ class AccessLog:
         self._wall = wall
         self._pending: list[Outcome] = []
         self._names: dict[_Key, str] = {}
+        self._encoded: list[str] = []
         self._second = (-1, "")
+        self._millisecond = (-1, "")
         self.add: Callable[[Outcome], None] = self._pending.append
         """Remember how one request ended, for the next flush."""
 
-    def flush(self) -> None:
-        """Encode the outcomes since the last flush and hand them to the writer."""
+    def encode(self) -> None:
+        """Encode the outcomes since the last time; `flush` hands the lines over."""
         pending = self._pending
         if not pending:
             return
         offset = self._wall() - self._clock()
-        text = "".join([self._line(o, offset) for o in pending])
+        self._encoded.append("".join([self._line(o, offset) for o in pending]))
         pending.clear()
-        self._lines.put(text.encode())
+
+    def flush(self) -> None:
+        """Hand all lines to the writer, whose thread wakes up for it."""
+        self.encode()
+        if self._encoded:
+            self._lines.put("".join(self._encoded).encode())
+            self._encoded.clear()
 
     def relabel(self, labels: LabelSpace) -> None:
         """Take a reloaded configuration's names."""
@@ -77,7 +85,13 @@ class AccessLog:
         self._names.clear()
 
     def _line(self, o: Outcome, offset: float) -> str:
-        received = o.received
+        received, placed, first = o.received, o.placed, o.first_token
+        wait = "null" if placed is None else f"{placed - received:.6f}"
+        ttft = "null" if first is None else f"{first - received:.6f}"
+        millisecond = int((o.ended + offset) * 1000)
+        known, date = self._millisecond
+        if known != millisecond:
+            date = self._date(millisecond)
         key = (
             *(o.pool, o.route, o.endpoint, o.tenant),
             *(o.model, o.finish, o.finish_reason, o.error),
@@ -85,11 +99,10 @@ class AccessLog:
         names = self._names.get(key) or self._encode_names(key, o)
         trace = f',"trace_id":"{trace_id(o.trace)}"' if o.trace else ""
         return (
-            f'{{"time":"{self._date(o.ended + offset)}","level":"info","event":"request"'
+            f'{{"time":"{date}","level":"info","event":"request"'
             f',"request_id":"{code(o.request_id)}",{names},"status":{o.status}'
             f',"stream":{"true" if o.stream else "false"},"attempts":{o.attempts}'
-            f',"queue_wait_s":{_since(received, o.placed)}'
-            f',"ttft_s":{_since(received, o.first_token)},"e2e_s":{_since(received, o.ended)}'
+            f',"queue_wait_s":{wait},"ttft_s":{ttft},"e2e_s":{o.ended - received:.6f}'
             f',"prompt_tokens":{_count(o.prompt_tokens)}'
             f',"cached_tokens":{_count(o.cached_tokens)}'
             f',"output_tokens":{_count(o.output_tokens)}'
@@ -102,23 +115,21 @@ class AccessLog:
             self._names[key] = names
         return names
 
-    def _date(self, unix: float) -> str:
-        second = int(unix)
+    def _date(self, unix_ms: int) -> str:
+        second = unix_ms // 1000
         known, prefix = self._second
         if known != second:
             prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
             self._second = (second, prefix)
-        return f"{prefix}.{int((unix - second) * 1000):03d}Z"
+        date = f"{prefix}.{unix_ms % 1000:03d}Z"
+        self._millisecond = (unix_ms, date)
+        return date
 
 
 def trace_id(traceparent: str) -> str:
     """Return the trace id of a traceparent that was passed on, or nothing."""
     found = traceparent[3:35]
     return found if len(found) == 32 and found.isalnum() and found.isascii() else ""
-
-
-def _since(received: float, moment: float | None) -> str:
-    return "null" if moment is None else f"{moment - received:.6f}"
 
 
 def _count(tokens: int | None) -> str:

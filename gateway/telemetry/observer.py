@@ -45,7 +45,10 @@ class Telemetry:
             self.spans.settled(outcome, trace)
         self._waiting += 1
         if self._waiting >= BATCH:
-            self.flush()
+            self._waiting = 0
+            self.metrics.fold()
+            if self._log is not None:
+                self._log.encode()
 
     def flush(self) -> None:
         """Fold counts and write lines."""
