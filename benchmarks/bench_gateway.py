@@ -78,12 +78,10 @@ def wait_for(port: int, key: str) -> float:
     raise SystemExit(f"nothing answers on port {port}")
 
 
-def measure(
-    rig: Path, name: str, port: int, pid: int, key: str, extra: list[str]
-) -> dict[str, Any]:
+def measure(rig: Path, name: str, *, pid: int, key: str, extra: list[str]) -> dict[str, Any]:
     """Run the rig's bench on one gateway."""
     command = [sys.executable, str(rig / "bench.py"), "--vary", "1000", "--name", name]
-    command += ["--url", f"http://127.0.0.1:{port}", "--direct", f"http://127.0.0.1:{UPSTREAMS[0]}"]
+    command += ["--url", f"http://127.0.0.1:{PORT}", "--direct", f"http://127.0.0.1:{UPSTREAMS[0]}"]
     command += ["--pid", str(pid), "--header", f"authorization: Bearer {key}", *extra]
     done = subprocess.run(
         ["taskset", "-c", "1", *command], capture_output=True, text=True, timeout=400, check=False
