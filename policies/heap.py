@@ -8,7 +8,7 @@ keys keep the order in which they came.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,12 +20,12 @@ _FEW = 64
 
 
 class Heap(Generic[T]):
-    """Items by key, smallest first, each known by an id."""
+    """Items by key, smallest first, each known by an id. Keys are numbers, or tuples of them."""
 
     __slots__ = ("_entries", "_live", "_serial")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, str, T]] = []
+        self._entries: list[tuple[Any, int, str, T]] = []
         self._live: dict[str, tuple[int, T]] = {}
         self._serial = 0
 
@@ -44,7 +44,7 @@ class Heap(Generic[T]):
         """Go through the items in no order of importance."""
         return (item for _, item in self._live.values())
 
-    def add(self, key: float, id: str, item: T) -> None:  # noqa: A002
+    def add(self, key: float | tuple[float, float], id: str, item: T) -> None:  # noqa: A002
         """Take an item in; ValueError when its id is already there."""
         if id in self._live:
             raise ValueError(f"{id!r} is already waiting")
@@ -52,7 +52,7 @@ class Heap(Generic[T]):
         self._live[id] = (self._serial, item)
         heappush(self._entries, (key, self._serial, id, item))
 
-    def top(self) -> tuple[float, T] | None:
+    def top(self) -> tuple[Any, T] | None:
         """Return the smallest key and its item; None when empty."""
         entries, live = self._entries, self._live
         while entries:

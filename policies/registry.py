@@ -16,7 +16,12 @@ from .contracts import ConfigError
 from .filter_capability import Capability
 from .filter_room import Room
 from .filter_usable import Usable
+from .ordering_aged import Aged
+from .ordering_edf import Edf
+from .ordering_fair import Fair, Ml
 from .ordering_fcfs import Fcfs
+from .ordering_hrrn import Hrrn
+from .ordering_sjf import Sjf
 from .pick import Seeded
 from .score_least_tokens import LeastTokens
 
@@ -28,7 +33,15 @@ if TYPE_CHECKING:
 
 GROUP = "forebay.policies"
 
-ORDERINGS: dict[str, Callable[..., Ordering]] = {"fcfs": Fcfs}
+ORDERINGS: dict[str, Callable[..., Ordering]] = {
+    "aged": Aged,
+    "edf": Edf,
+    "fair": Fair,
+    "fcfs": Fcfs,
+    "hrrn": Hrrn,
+    "ml": Ml,
+    "sjf": Sjf,
+}
 FILTERS: dict[str, Callable[..., Filter]] = {
     "usable": Usable,
     "capability": Capability,
