@@ -46,6 +46,7 @@ class EngineModel:
         self._kv = KVBlocks(profile.num_blocks, self._evicted if events else None)
         self._queue = EngineQueue(priority=priority)
         self._stuck = False
+        self._hashing = False
         self._added = 0
         self._running: dict[Sequence, None] = {}
         self._prefilling: list[Sequence] = []
@@ -95,6 +96,7 @@ class EngineModel:
         if -(-tokens // self.profile.block_tokens) > self._kv.total:
             raise ValueError(f"{tokens} tokens do not fit into {self._kv.total} KV blocks")
         self._added += 1
+        self._hashing = self._hashing or bool(sequence.hashes)
         sequence.number = self._added
         if self.profile.schedules_ahead and self._running:
             self._queue.push_later(sequence)
@@ -183,7 +185,7 @@ class EngineModel:
             ticks += jump
             context += count * jump
             bucket = buckets[ticks % size]
-            if bucket:
+            if bucket and self._hashing:
                 self._store_decoded(bucket, ticks)
             if ticks == end or elapsed >= limit_s or len(bucket) > kv.available:
                 break
@@ -211,7 +213,8 @@ class EngineModel:
         self._ticks += 1
         self._context += self._decoding
         self.generated_tokens += self._decoding
-        self._store_decoded(self._buckets[self._ticks % profile.block_tokens], self._ticks)
+        if self._hashing:
+            self._store_decoded(self._buckets[self._ticks % profile.block_tokens], self._ticks)
         self._finish_due(result)
         self._settle_prefilled(result)
 
