@@ -1,4 +1,4 @@
-"""Whatever callers and engines send: a clean answer or a closed connection, and nothing poisoned."""
+"""Whatever callers and engines send: a clean answer or an end, and nothing poisoned."""
 
 from __future__ import annotations
 
