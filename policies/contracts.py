@@ -283,6 +283,8 @@ class Placement(Struct, frozen=True, gc=False):
     """The predicted load that it adds: uncached prompt and output tokens."""
     placed: float
     score: float = 0.0
+    cost: float = 0.0
+    """What the ordering was charged for it."""
 
 
 class Ordering(Protocol):

@@ -14,6 +14,10 @@ its answer depends on the request's shape and on `usable`, `models`, `routes` an
 asked once a shape, then again after `changed` or `set_endpoints`. The other filters are asked each
 time, after the stable ones.
 
+An event returns the placements of those whose turn has come. More may happen to others besides: a
+lower class's request is refused to make room in the queue, a lower class's placement is called back
+for a higher one, and so on. `take_others` tells it, and is to be asked after each event.
+
 Costs: a placement is O(endpoints), whatever waits; to queue, leave or expire is O(log waiting); an
 event that makes room looks at most once at each waiting shape.
 """
@@ -22,15 +26,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import InvalidRequest, Overloaded, Placement
-from forebay.policies.filter_capability import has_model, has_route
+from forebay.policies.contracts import Charged, Overloaded, Placement
 from forebay.policies.filter_room import Room
-from forebay.policies.heap import Heap
 
+from .admission import Admission
+from .cost import Cost
+from .guards import Guards
+from .recall import Recalls
+from .unservable import unservable
+from .waiting import Waiting
 from .window import SlidingCount
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
     from random import Random
 
     from forebay.policies.contracts import (
@@ -43,10 +51,29 @@ if TYPE_CHECKING:
         Score,
     )
 
+    from .admission import WatermarkSettings
+    from .guards import GuardSettings
+
 _MOST_SHAPES = 4096
 """Remembered shapes: callers may invent model names where endpoints take any."""
 _RATE_WINDOW_S = 10.0
 _LONGEST_RETRY_AFTER_S = 60.0
+
+
+class Others:
+    """What an event did to others than the request that it was about."""
+
+    __slots__ = ("expired", "recalled", "refused", "started")
+
+    def __init__(self) -> None:
+        self.recalled: list[Placement] = []
+        """Called back; stop them at their engines. Their requests wait again."""
+        self.refused: list[tuple[Request, Rejected]] = []
+        """Wait no longer: displaced, or too late to be started."""
+        self.expired: list[Request] = []
+        """Wait no longer: their deadlines have come."""
+        self.started: list[Placement] = []
+        """Placed beside what the event returned."""
 
 
 class Dispatcher:
@@ -67,10 +94,17 @@ class Dispatcher:
         rng: Random,
         max_requests: int,
         max_bytes: int,
+        guards: GuardSettings | None = None,
+        watermarks: WatermarkSettings | None = None,
+        cost: Cost | None = None,
     ) -> None:
         self.pool = pool
         self.endpoints: dict[str, EndpointView] = {}
-        self.queued_bytes = 0
+        self._others = Others()
+        self.displaced = 0
+        """Waiting requests that were refused to make room for a higher class."""
+        self.gave_up = 0
+        """Waiting requests that were refused since they could not start in time."""
         self.released_twice = 0
         """Releases of what was not in flight: a bug of the caller, without effect here."""
         self._ordering = ordering
@@ -84,14 +118,36 @@ class Dispatcher:
         self._max_bytes = max_bytes
         self._eligible: dict[Hashable, Sequence[EndpointView]] = {}
         self._placed: dict[int, Placement] = {}
-        self._deadlines: Heap[Request] = Heap()
-        self._arrivals: Heap[Request] = Heap()
+        self._cost = cost or Cost()
+        self._charged = ordering if isinstance(ordering, Charged) else None
+        self._caps: Mapping[str, int] = {}
+        self.guards = None if guards is None else Guards(guards, ordering, sizes=bool(watermarks))
+        self.admission = None if watermarks is None else Admission(watermarks)
+        self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
+        self._costed = self._charged is not None or self.guards is not None
+        self._next = ordering.next if self.guards is None else self.guards.next
+        self.waiting = Waiting(ranked=guards is not None)
         self._started = SlidingCount(_RATE_WINDOW_S)
+
+    @property
+    def ordering(self) -> Ordering:
+        """Who says who goes next."""
+        return self._ordering
 
     @property
     def queued(self) -> int:
         """How many wait."""
-        return len(self._deadlines)
+        return len(self.waiting)
+
+    @property
+    def queued_bytes(self) -> int:
+        """How large the bodies of those are."""
+        return self.waiting.bytes
+
+    @property
+    def recalls(self) -> int:
+        """How many placements were called back."""
+        return 0 if self._recalls is None else self._recalls.recalled
 
     @property
     def in_flight(self) -> int:
@@ -106,13 +162,12 @@ class Dispatcher:
     @property
     def next_deadline(self) -> float | None:
         """When `expire` next has something to do; None when nothing waits."""
-        top = self._deadlines.top()
+        top = self.waiting.soonest()
         return None if top is None else top[0]
 
     def oldest_wait(self, now: float) -> float:
         """Return how long the oldest waiting request has been here, in seconds; 0 when none is."""
-        top = self._arrivals.top()
-        return 0.0 if top is None else max(0.0, now - top[0])
+        return max(0.0, now - min(self.waiting.oldest().values(), default=now))
 
     def set_endpoints(self, views: Iterable[EndpointView]) -> None:
         """Replace the endpoints; call `changed` after. What is in flight stays counted by name."""
@@ -126,10 +181,13 @@ class Dispatcher:
                 view.in_flight_tokens += placement.tokens
         self._eligible.clear()
 
-    def set_limits(self, *, max_requests: int, max_bytes: int) -> None:
-        """Change what may wait; what waits already stays."""
+    def set_limits(
+        self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
+    ) -> None:
+        """Change what may wait, also of one class; what waits already stays."""
         self._max_requests = max_requests
         self._max_bytes = max_bytes
+        self._caps = classes or {}
 
     def submit(self, request: Request, now: float) -> Placement | None:
         """Place a request, or queue it (None).
@@ -140,18 +198,41 @@ class Dispatcher:
         Raises Overloaded, 429 when the queue is full and 503 when nothing usable could ever serve
         it, and InvalidRequest (404) when no endpoint of the pool has the route or the model.
         """
+        if self.admission is not None and not request.avoid:
+            self._let_in(request, now)
         candidates = self._candidates(request, now)
         if candidates:
             return self._place(request, candidates, now)
-        if not self._eligible_for(request, now):
-            raise self._unservable(request)
+        eligible = self._eligible_for(request, now)
+        if not eligible:
+            raise unservable(request, self.pool, self.endpoints)
+        if self._recalls is not None and request.sla_rank > 0:
+            placement = self._recall_for(request, eligible, now)
+            if placement is not None:
+                return placement
         if not request.avoid:
             self._admit(request, now)
-        self._ordering.add(request, now)
-        self._deadlines.add(request.deadline, request.id, request)
-        self._arrivals.add(request.arrived, request.id, request)
-        self.queued_bytes += request.body_bytes
+        self._wait(request, now)
         return None
+
+    def _wait(self, request: Request, now: float) -> None:
+        self._ordering.add(request, now)
+        until = request.deadline
+        if self.guards is not None:
+            until = min(until, self.guards.give_up(request))
+            self.guards.add(request, self._predicted(request))
+        self.waiting.add(request, until)
+
+    def take_others(self) -> Others | None:
+        """Return, once, what the last events did to others than their own requests; None: nothing.
+
+        Whoever was called back waits again already, so it is to be stopped before what starts.
+        """
+        others = self._others
+        if not (others.recalled or others.refused or others.expired or others.started):
+            return None
+        self._others = Others()
+        return others
 
     def could_serve(self, request: Request, now: float) -> bool:
         """Tell whether an endpoint that is usable now could serve it, with room or without."""
@@ -162,31 +243,64 @@ class Dispatcher:
         waiting = self._forget(request.id)
         return waiting is not None and self._ordering.discard(waiting)
 
-    def release(self, placement: Placement, now: float) -> list[Placement]:
+    def began(self, placement: Placement) -> None:
+        """Take in that the first byte of an answer has come: it is not called back any more."""
+        if self._recalls is not None:
+            self._recalls.begun(placement)
+
+    def release(
+        self, placement: Placement, now: float, cost: float | None = None
+    ) -> list[Placement]:
         """Give a place back, once, and return who goes next.
 
-        Releasing twice has no effect but to count in `released_twice`.
+        `cost` is what the request really cost; None when that is not known, 0 when it is to be
+        tried again. Releasing twice has no effect but to count in `released_twice`.
         """
-        if self._placed.pop(id(placement), None) is None:
+        if not self._give_back(placement, cost):
             self.released_twice += 1
             return []
+        if self._recalls is not None and cost != 0:
+            self._recalls.forget(placement.request.id)
+        return self._fill(now) if len(self._ordering) else []
+
+    def _give_back(self, placement: Placement, cost: float | None) -> bool:
+        if self._placed.pop(id(placement), None) is None:
+            return False
         view = self.endpoints.get(placement.endpoint)
         if view is not None:
             view.in_flight -= 1
             view.in_flight_tokens -= placement.tokens
-        return self._fill(now) if len(self._ordering) else []
+        if self._recalls is not None:
+            self._recalls.begun(placement)
+        if self._charged is not None:
+            true = placement.cost if cost is None else cost
+            self._charged.settled(placement.request, placement.cost, true)
+        return True
 
     def changed(self, now: float) -> list[Placement]:
         """Take in that EndpointViews were edited, and return who goes next."""
         self._eligible.clear()
+        self._measure(now)
         return self._fill(now)
 
+    def tick(self, now: float) -> None:
+        """Take in that time has passed or a load was read: the watermarks move."""
+        self._measure(now)
+
     def expire(self, now: float) -> list[Request]:
-        """Remove and return the waiting requests whose deadline has come, soonest first."""
+        """Remove and return the waiting requests whose deadline has come, soonest first.
+
+        Those that have waited too long to be started are refused (`take_others`).
+        """
         expired: list[Request] = []
-        while (top := self._deadlines.top()) is not None and top[0] <= now:
-            self.leave(top[1])
-            expired.append(top[1])
+        while (top := self.waiting.soonest()) is not None and top[0] <= now:
+            request = top[1]
+            self.leave(request)
+            if top[0] < request.deadline:
+                self.gave_up += 1
+                self._others.refused.append((request, self._too_late(request, now)))
+            else:
+                expired.append(request)
         return expired
 
     def recheck(self, now: float) -> list[tuple[Request, Rejected]]:
@@ -194,10 +308,10 @@ class Dispatcher:
 
         For after `set_endpoints` or a long outage; O(waiting).
         """
-        hopeless = [r for r in self._deadlines if not self._eligible_for(r, now)]
+        hopeless = [r for r in self.waiting if not self._eligible_for(r, now)]
         for request in hopeless:
             self.leave(request)
-        return [(request, self._unservable(request)) for request in hopeless]
+        return [(r, unservable(r, self.pool, self.endpoints)) for r in hopeless]
 
     def _eligible_for(self, request: Request, now: float) -> Sequence[EndpointView]:
         """Return the endpoints that could serve the request if they had room."""
@@ -226,12 +340,24 @@ class Dispatcher:
         index = self._pick(candidates, scores, self._rng)
         view = candidates[index]
         tokens = request.uncached_tokens + request.output_tokens_estimate
-        placement = Placement(request, view.name, tokens, now, scores[index])
+        cost = self._predicted(request) if self._costed else 0.0
+        placement = Placement(request, view.name, tokens, now, scores[index], cost)
         view.in_flight += 1
         view.in_flight_tokens += tokens
         self._placed[id(placement)] = placement
         self._started.add(now)
+        if self._charged is not None:
+            self._charged.started(request, cost, now)
+        if self.guards is not None:
+            self.guards.started(request, cost, now)
+            if self._recalls is not None:
+                self._recalls.placed(placement)
         return placement
+
+    def _predicted(self, request: Request) -> float:
+        return self._cost(
+            uncached_tokens=request.uncached_tokens, output_tokens=request.output_tokens_estimate
+        )
 
     def _rate(
         self, request: Request, candidates: Sequence[EndpointView], now: float
@@ -247,20 +373,25 @@ class Dispatcher:
     def _fill(self, now: float) -> list[Placement]:
         """Hand out whatever room there is."""
         placements: list[Placement] = []
-        found: dict[str, Sequence[EndpointView]] = {}
+        found: dict[Hashable, Sequence[EndpointView]] = {}
 
         def fits(request: Request) -> bool:
-            candidates = self._candidates(request, now)
-            if candidates:
-                found[request.id] = candidates
+            shape = request.shape
+            candidates = found.get(shape)
+            if candidates is None:
+                candidates = found[shape] = self._candidates(request, now)
             return bool(candidates)
 
+        if self.guards is not None and len(self._ordering):
+            self._others.expired.extend(
+                self.expire(now)
+            )  # nothing starts after its time, however late we are
         while len(self._ordering) and not self._full():
-            request = self._ordering.next(now, fits)
+            request = self._next(now, fits)
             if request is None:
                 break
             self._forget(request.id)
-            placements.append(self._place(request, found[request.id], now))
+            placements.append(self._place(request, found[request.shape], now))
             found.clear()
         return placements
 
@@ -274,58 +405,101 @@ class Dispatcher:
         return True
 
     def _forget(self, request_id: str) -> Request | None:
-        request = self._deadlines.remove(request_id)
-        if request is not None:
-            self._arrivals.remove(request_id)
-            self.queued_bytes -= request.body_bytes
+        request = self.waiting.remove(request_id)
+        if request is not None and self.guards is not None:
+            self.guards.remove(request)
         return request
 
+    def _measure(self, now: float) -> None:
+        admission = self.admission
+        if admission is not None:
+            admission.update(self.endpoints.values(), self._use(), now)
+            if self.guards is not None:
+                self.guards.short_first = admission.short_first
+
+    def _use(self) -> float:
+        return self.queued / self._max_requests if self._max_requests else 0.0
+
+    def _let_in(self, request: Request, now: float) -> None:
+        """Hold a new request against the watermarks."""
+        admission = self.admission
+        assert admission is not None
+        admission.fill(self._use())
+        reason = admission.refusal(request)
+        if reason is not None:
+            raise Overloaded(
+                f"pool {self.pool!r} lets less in: {reason}; try again later",
+                code="watermark",
+                retry_after=self._retry_after(now),
+            )
+
     def _admit(self, request: Request, now: float) -> None:
-        if self.queued >= self._max_requests:
-            full = f"{self.queued} requests wait"
-        elif self.queued_bytes + request.body_bytes > self._max_bytes:
-            full = f"{self.queued_bytes} bytes of requests wait"
-        else:
-            return
-        raise Overloaded(
+        """Let a request into the queue, if need be in the place of a lower class's youngest."""
+        full = self._no_room_for(request)
+        while full and self.guards is not None:
+            victim = self.waiting.displaceable(request.sla_rank)
+            if victim is None:
+                break
+            self.leave(victim)
+            self.displaced += 1
+            error = self._full_queue("its place went to a higher class", now)
+            self._others.refused.append((victim, error))
+            full = self._no_room_for(request)
+        if full:
+            raise self._full_queue(full, now)
+
+    def _no_room_for(self, request: Request) -> str:
+        """Say what is full; empty when there is room."""
+        share = 1.0 if self.admission is None else self.admission.queue_share
+        cap = self._caps.get(request.sla)
+        if cap is not None and (waiting := self.waiting.of_class(request.sla)) >= cap:
+            return f"{waiting} requests of class {request.sla!r} wait"
+        if self.queued >= self._max_requests * share:
+            return f"{self.queued} requests wait"
+        if self.queued_bytes + request.body_bytes > self._max_bytes * share:
+            return f"{self.queued_bytes} bytes of requests wait"
+        return ""
+
+    def _full_queue(self, full: str, now: float) -> Overloaded:
+        return Overloaded(
             f"pool {self.pool!r} is full: {full}; try again later",
             retry_after=self._retry_after(now),
         )
+
+    def _too_late(self, request: Request, now: float) -> Overloaded:
+        waited = now - request.arrived
+        return Overloaded(
+            f"pool {self.pool!r} could not start this in {waited:.1f} s, the longest wait of its"
+            " class; try again later",
+            code="longest_wait",
+            retry_after=self._retry_after(now),
+        )
+
+    def _recall_for(
+        self, request: Request, eligible: Sequence[EndpointView], now: float
+    ) -> Placement | None:
+        """Call back a lower class's placement for a request that would be next of its rank."""
+        assert self._recalls is not None
+        assert self.guards is not None
+        if self.waiting.ranks_at_least(request.sla_rank):
+            return None
+        names = {view.name for view in eligible if view.room >= 0}
+        victim = self._recalls.victim(request.sla_rank, names)
+        if victim is None or now >= self.guards.due(victim.request):
+            return None
+        self._recalls.call_back(victim)
+        self._give_back(victim, 0.0)
+        candidates = self._candidates(request, now)
+        placement = self._place(request, candidates, now) if candidates else None
+        self._others.recalled.append(victim)
+        self._wait(victim.request, now)
+        self._others.started.extend(
+            self._fill(now)
+        )  # where another endpoint has room for who was called back
+        return placement
 
     def _retry_after(self, now: float) -> float:
         rate = self._started.rate(now)
         if not rate:
             return _RATE_WINDOW_S
         return min(_LONGEST_RETRY_AFTER_S, max(1.0, (self.queued + 1) / rate))
-
-    def _unservable(self, request: Request) -> Rejected:
-        """Say why no endpoint can serve it: nothing such here (404), or nothing usable (503)."""
-        views = self.endpoints.values()
-        have_route = [view for view in views if has_route(view, request)]
-        if views and not have_route:
-            return InvalidRequest(
-                f"no endpoint of pool {self.pool!r} has the route {request.route.value}",
-                status=404,
-                code="route_not_found",
-            )
-        if views and not any(has_model(view, request) for view in have_route):
-            return InvalidRequest(
-                f"no endpoint of pool {self.pool!r} serves the model {request.model!r}"
-                f" on {request.route.value}",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-        if request.endpoint is not None and request.endpoint not in self.endpoints:
-            return InvalidRequest(
-                f"endpoint {request.endpoint!r} has left pool {self.pool!r}",
-                status=404,
-                code="endpoint_not_found",
-            )
-        untried = " and not yet tried" if request.avoid else ""
-        return Overloaded(
-            f"no endpoint of pool {self.pool!r} that could serve this is healthy{untried};"
-            " try again later",
-            status=503,
-            code="no_healthy_endpoint",
-        )

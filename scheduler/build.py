@@ -1,0 +1,105 @@
+"""Makes a pool's dispatcher from plain settings: the gateway and the simulator both come here.
+
+So what runs live is what is simulated, part by part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forebay.policies.double_queue import DoubleQueue
+from forebay.policies.registry import FILTERS, PICKS, SCORES, factory
+
+from .dispatch import Dispatcher
+from .guards import GuardSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from forebay.policies.contracts import Ordering, Request
+
+    from .admission import WatermarkSettings
+    from .cost import Cost
+
+_RANKED = frozenset({"hrrn", "ml"})
+"""Orderings whose ranks move with time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleQueueSettings:
+    """Two queues, by predicted cost."""
+
+    long_cost: float = 8192.0
+    long_share: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How one pool orders and guards what waits."""
+
+    order: str = "fcfs"
+    predicts: bool = False
+    """Lengths are really predicted; `ml` is `fair` without."""
+    reread_s: float = 0.05
+    reread_dispatches: int = 8
+    guards: GuardSettings | None = field(default_factory=GuardSettings)
+    watermarks: WatermarkSettings | None = None
+    double_queue: DoubleQueueSettings | None = None
+    class_caps: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Requests of a class that may wait, by the class's name."""
+
+
+def make_ordering(
+    settings: Scheduling, *, uncached: Callable[[Request], int] | None = None
+) -> Ordering:
+    """Make the ordering; raises ConfigError where there is none of that name."""
+
+    def one() -> Ordering:
+        made = factory("ordering", settings.order)
+        if settings.order not in _RANKED:
+            return made()
+        ranks = {
+            "reread_s": settings.reread_s,
+            "reread_dispatches": settings.reread_dispatches,
+            "uncached": uncached,
+        }
+        return (
+            made(predicts=settings.predicts, **ranks) if settings.order == "ml" else made(**ranks)
+        )
+
+    double = settings.double_queue
+    if double is None:
+        return one()
+    return DoubleQueue(one, long_cost=double.long_cost, long_share=double.long_share)
+
+
+def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that differ by pool
+    settings: Scheduling,
+    *,
+    pool: str,
+    rng: Random,
+    max_requests: int,
+    max_bytes: int,
+    cost: Cost | None = None,
+    uncached: Callable[[Request], int] | None = None,
+) -> Dispatcher:
+    """Make a dispatcher with the usual filters, score and pick."""
+    dispatcher = Dispatcher(
+        pool=pool,
+        ordering=make_ordering(settings, uncached=uncached),
+        filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
+        scores=[(SCORES["least_tokens"](), 1.0)],
+        pick=PICKS["seeded"](),
+        rng=rng,
+        max_requests=max_requests,
+        max_bytes=max_bytes,
+        guards=settings.guards,
+        watermarks=settings.watermarks,
+        cost=cost,
+    )
+    dispatcher.set_limits(
+        max_requests=max_requests, max_bytes=max_bytes, classes=settings.class_caps
+    )
+    return dispatcher
