@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -17,7 +16,6 @@ from .monitor import Monitor
 from .pools import Endpoint, Pool
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
 
     import httpx
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from forebay.gateway.config import sections
 
     from .telemetry.metrics import Metrics
+
+_CONTROL_CONNECT_S = 2.0
 
 Built = list[tuple[Pool, "sections.Pool", list[Endpoint]]]
 """Pools, old and new, each with its new section and endpoints."""
@@ -48,7 +48,7 @@ class Assembly:
         self._changed = changed
         self._control = control
         self._monitors: dict[tuple[str, Endpoint], Monitor] = {}
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[Endpoint, httpx.AsyncClient] = {}
         self._retired: list[Pool] = []
 
     def build(self, config: sections.Config) -> Built:
@@ -77,13 +77,7 @@ class Assembly:
         if section.url is None:
             embedded = _embedded(section, pool)
             return Endpoint(section, pool.health, embedded, embedded=embedded)
-        connections = Connections(
-            section.url,
-            key=key,
-            connect_timeout=pool.timeouts.connect,
-            keep_alive=ADAPTERS[section.engine].keep_alive_s,
-            loop=asyncio.get_running_loop(),
-        )
+        connections = _connections(section, pool.timeouts.connect)
         return Endpoint(section, pool.health, connections)
 
     def take(self, built: Built) -> None:
@@ -116,29 +110,36 @@ class Assembly:
         }
         for key in self._monitors.keys() - wanted.keys():
             self._monitors.pop(key).cancel()
-            key[1].opener.close()
+            self._retire(key[1])
         for key, pool in wanted.items():
             if key not in self._monitors:
                 self._monitors[key] = Monitor(pool, key[1], http=self.http, now=self._now)
 
-    def http(self) -> httpx.AsyncClient:
-        """Return the client for control calls; made when first asked for."""
-        if self._client is None:
-            import httpx  # noqa: PLC0415 - takes 100 ms, and embedded engines need none
+    def _retire(self, endpoint: Endpoint) -> None:
+        """Close an endpoint's idle connections; answers under way go on."""
+        endpoint.opener.close()
+        client = self._clients.pop(endpoint, None)
+        if client is not None:
+            self._control(client.aclose)
 
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(5.0),
-                trust_env=False,
-                follow_redirects=False,
-                verify=_certificates(),
-            )
-        return self._client
+    def http(self, endpoint: Endpoint) -> httpx.AsyncClient:
+        """Return the client for an endpoint's control calls; made when first asked for."""
+        client = self._clients.get(endpoint)
+        if client is None:
+            # Takes 100 ms, and embedded engines need none.
+            from .control import control_client  # noqa: PLC0415
+
+            # Not over the callers' connections: a probe must see that a new one can be made.
+            own = _connections(endpoint.section, _CONTROL_CONNECT_S)
+            client = control_client(own, endpoint.target.url)
+            self._clients[endpoint] = client
+        return client
 
     def abort(self, endpoint: Endpoint, request_id: str) -> None:
         """Tell an engine to stop, where closing the connection is not enough."""
         if endpoint.section.engine == "sglang":
             adapter, target = endpoint.adapter, endpoint.target
-            self._control(lambda: adapter.abort(self.http(), target, request_id))
+            self._control(lambda: adapter.abort(self.http(endpoint), target, request_id))
 
     async def close(self) -> None:
         """Stop watching and close what is idle."""
@@ -148,16 +149,18 @@ class Assembly:
         for pool in self.pools.values():
             for endpoint in pool.endpoints.values():
                 endpoint.opener.close()
-        if self._client is not None:
-            await self._client.aclose()
+        await asyncio.gather(*(client.aclose() for client in self._clients.values()))
 
 
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Read the certificates that control calls trust: 50 ms, so once a process."""
-    import httpx  # noqa: PLC0415 - see Assembly.http
-
-    return httpx.create_ssl_context(trust_env=False)
+def _connections(section: sections.Endpoint, connect_timeout: float) -> Connections:
+    """Make an endpoint's connections; raises ConfigError for a URL or key that cannot be used."""
+    return Connections(
+        section.url or "",
+        key=section.key.get_secret_value() if section.key else None,
+        connect_timeout=connect_timeout,
+        keep_alive=ADAPTERS[section.engine].keep_alive_s,
+        loop=asyncio.get_running_loop(),
+    )
 
 
 def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:

@@ -34,7 +34,7 @@ class Monitor:
         pool: Pool,
         endpoint: Endpoint,
         *,
-        http: Callable[[], httpx.AsyncClient],
+        http: Callable[[Endpoint], httpx.AsyncClient],
         now: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -112,7 +112,7 @@ class Monitor:
         embedded = self._endpoint.embedded
         if embedded is not None:
             return embedded.probe()
-        return await self._endpoint.adapter.probe(self._http(), self._endpoint.target)
+        return await self._endpoint.adapter.probe(self._http(self._endpoint), self._endpoint.target)
 
     async def _read_load(self) -> None:
         """Read the load; what cannot be read stays as old as it is."""
@@ -131,4 +131,6 @@ class Monitor:
         embedded = self._endpoint.embedded
         if embedded is not None:
             return embedded.load()
-        return await self._endpoint.adapter.read_load(self._http(), self._endpoint.target)
+        return await self._endpoint.adapter.read_load(
+            self._http(self._endpoint), self._endpoint.target
+        )
