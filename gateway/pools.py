@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.adapters.base import Load, Target, Verdict
 from forebay.adapters.registry import ADAPTERS
-from forebay.policies.contracts import EndpointView
+from forebay.policies.contracts import EndpointView, InvalidRequest, Overloaded
 from forebay.policies.registry import FILTERS, ORDERINGS, PICKS, SCORES
 from forebay.scheduler.dispatch import Dispatcher
 from forebay.scheduler.health import Health, HealthSettings, State
@@ -167,6 +167,7 @@ class Pool:
         if section.retry != self.section.retry:
             self.budget = RetryBudget(section.retry.budget)
         self.section = section
+        self._refuse_dropped_models()
         self.allow = frozenset(section.allow_fields)
         self.dispatcher.set_limits(
             max_requests=section.queue.max_requests, max_bytes=section.queue.max_bytes
@@ -175,6 +176,20 @@ class Pool:
         own = {endpoint.name: endpoint for endpoint in section.endpoints}
         for endpoint in self.endpoints.values():
             endpoint.configure(own[endpoint.name])
+
+    def _refuse_dropped_models(self) -> None:
+        """Refuse what waits for a model that the pool serves no more, or by another name.
+
+        Sent on, it would make an engine look misconfigured.
+        """
+        for relay in tuple(self.waiting.values()):
+            name = relay.outcome.model
+            if name not in self.models:
+                text = "the model that this waited for is no longer served"
+                relay.refused(InvalidRequest(text, status=404, code="model_not_found"))
+            elif self.engine_model(name) != relay.request.model:
+                text = "the pool has been configured anew; send this again"
+                relay.refused(Overloaded(text, status=503, retry_after=1.0))
 
     def recheck(self, now: float) -> None:
         """Refuse what waits for something that no endpoint has any more."""

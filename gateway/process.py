@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -58,7 +59,10 @@ async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) ->
     try:
         return await loop.create_server(factory, host, port, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        # The loops word it differently, and say the address again.
+        known = isinstance(error.errno, int) and error.errno > 0
+        why = os.strerror(error.errno or 0).lower() if known else error.strerror
+        raise ConfigError(f"cannot listen on {host}:{port}: {why}") from error
 
 
 def limits_of(config: Config) -> Limits:

@@ -147,6 +147,10 @@ class Caller:
         return b"".join(parts)
 
 
+async def connect(port: int) -> Caller:
+    return Caller(*await asyncio.open_connection("127.0.0.1", port))
+
+
 def post(body: object, path: str = CHAT, headers: str = "", *, version: str = "1.1") -> bytes:
     """Write a POST request; `headers` are whole lines."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -232,7 +236,7 @@ class Gateway:
         return next(iter(self.app.pools.values()))
 
     async def caller(self) -> Caller:
-        return Caller(*await asyncio.open_connection("127.0.0.1", self.port))
+        return await connect(self.port)
 
     async def ask(self, data: bytes) -> Answer:
         """Send one request on a connection of its own and read the answer."""
@@ -410,6 +414,7 @@ DONE = b"data: [DONE]\n\n"
 class Kit:
     """What a test of whole requests needs, by name."""
 
+    connect = staticmethod(connect)
     running = staticmethod(running)
     config = staticmethod(config)
     sim = staticmethod(sim)
