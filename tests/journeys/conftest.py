@@ -280,9 +280,10 @@ def config(endpoints: list[dict[str, Any]] | None = None, **rest: Any) -> Config
     quiet = {"interval": 3600.0, "load_interval": 3600.0}
     pool = {"name": "p", "models": {"m": "m"}, "health": quiet, "endpoints": endpoints or [sim()]}
     pool.update(rest.pop("pool", {}))
+    pools = [{"health": quiet, **section} for section in rest.pop("pools", [pool])]
     telemetry = {"log_requests": True, **rest.pop("telemetry", {})}
     return Config.model_validate(
-        {"version": 1, "server": server, "pools": [pool], "telemetry": telemetry, **rest}
+        {"version": 1, "server": server, "pools": pools, "telemetry": telemetry, **rest}
     )
 
 
