@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_LIMIT = 1 << 20
 """Bytes of one event after which a stream is only relayed, no longer read."""
-WINDOW = 4096
+WINDOW = 2048
 """Of a read larger than twice this, only this much at its end is looked at for marks."""
 
 
@@ -89,7 +89,8 @@ class Scanner:
             position, passed = self._seek_token(complete)
             window = complete[position:]
         if len(window) > 2 * WINDOW:
-            window = window[_boundary(window[:-WINDOW]) :]
+            cut = window.rfind(b"\n\n", 0, len(window) - WINDOW)
+            window = window[cut + 2 :] if cut >= 0 else window
         for mark in self._dialect.marks:
             if mark in window:
                 return self._read(window, passed)
@@ -109,13 +110,28 @@ class Scanner:
 
     def _read(self, window: bytes, passed: bytes) -> bytes:
         """Read those events of the window that have a mark; return what may pass."""
-        marks, look, seen = self._dialect.marks, self._dialect.look, self.seen
-        for text, name, data in events(window):
-            if any(mark in text for mark in marks):
+        look, seen = self._dialect.look, self.seen
+        for block in _marked(window, self._dialect.marks):
+            for text, name, data in events(block):
                 look(name, data, seen)
                 if self._strip and _only_usage(data):
                     passed = passed.replace(text, b"", 1)
         return passed
+
+
+def _marked(window: bytes, marks: tuple[bytes, ...]) -> list[bytes]:
+    """Return the events that hold a mark, in their order."""
+    if b"\r" in window:
+        return [window]  # rare, so all of it
+    found: dict[int, int] = {}
+    for mark in marks:
+        at = window.find(mark)
+        while at >= 0:
+            end = window.find(b"\n\n", at) + 2
+            start = window.rfind(b"\n\n", 0, at)
+            found[start + 2 if start >= 0 else 0] = end
+            at = window.find(mark, end)
+    return [window[start : found[start]] for start in sorted(found)]
 
 
 def _boundary(data: bytes) -> int:
@@ -128,14 +144,18 @@ def _boundary(data: bytes) -> int:
     return max(plain if plain > 1 else 0, crlf if crlf > 2 else 0, bare if bare > 1 else 0)
 
 
+def _split(block: bytes) -> Iterator[bytes]:
+    """Cut one event after the other off: who looks for the first token needs only a few."""
+    start = 0
+    while (end := block.find(b"\n\n", start) + 2) > 1:
+        yield block[start:end]
+        start = end
+
+
 def events(block: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Split whole events into (text with its blank line, name, data)."""
     plain = b"\r" not in block
-    if not plain:
-        pieces = _ENDS.findall(block)
-    else:
-        pieces = [piece + b"\n\n" for piece in block.split(b"\n\n")[:-1]]
-    for text in pieces:
+    for text in _split(block) if plain else _ENDS.findall(block):
         if plain and text.startswith(b"data: ") and text.count(b"\n") == 2:
             yield text, b"", text[6:-2]
             continue
