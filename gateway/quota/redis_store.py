@@ -1,0 +1,174 @@
+"""Counters in Redis or Valkey, shared by all replicas; its TIME is the clock.
+
+All that one loop turn asks goes out as one script call. On a cluster it is one call a tenant: a
+tenant's keys carry its name as their hash tag, so they live on one node. `redis+sentinel://` finds
+the primary through sentinels, `redis+cluster://` a cluster by any of its nodes.
+
+A call that is not answered within `timeout_s` raises StoreAway, and the script does nothing when it
+runs later than its asker waits: a server that was frozen does not wake up to old wishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.resources import files
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+
+from .store import (
+    LEASE_S,
+    Batch,
+    Operation,
+    Renew,
+    Reply,
+    Reserve,
+    Reserved,
+    StoreAway,
+    Used,
+    wire_caps,
+)
+from .store import Usage as UsageOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TIMEOUT_S = 0.05
+_DEADLINE_SLACK_S = 0.02
+"""The server's clock as we know it lags by half a round trip."""
+_SCRIPT = files("forebay.gateway.quota").joinpath("lua/quota.lua")
+_encode = msgspec.msgpack.encode
+_answer = msgspec.msgpack.Decoder(tuple[int, list[list[Any]] | None]).decode
+
+
+class RedisStore:
+    """Keeps all counters in one server, or one cluster."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "forebay",
+        lease_s: float = LEASE_S,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` stands for the server's own, in tests."""
+        self.client = connect(url, timeout_s)
+        self._cluster = isinstance(self.client, RedisCluster)
+        self._prefix = prefix
+        self._lease_s = lease_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._script = _SCRIPT.read_text()
+        self._sha: str | None = None
+        self._ahead: float | None = None
+        """The server's time less ours."""
+
+    def keys(self, tenant: str) -> tuple[str, str, str, str]:
+        """Return a tenant's keys, as the script takes them."""
+        tag = f"{self._prefix}:{{{tenant}}}:"
+        return tag + "state", tag + "leases", tag + "expiry", tag + "gone"
+
+    async def apply(self, batches: Sequence[Batch]) -> list[list[Reply]]:
+        """See Store."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if not self._cluster:
+                    return await self._call(batches)
+                return [(await self._call([batch]))[0] for batch in batches]
+        except (RedisError, OSError, TimeoutError) as error:
+            await self.drop()
+            raise StoreAway(str(error) or "no answer in time") from error
+
+    async def drop(self) -> None:
+        """Forget the open connections: what they still carry is nobody's any more."""
+        self._ahead = None
+        if isinstance(self.client, Redis):
+            await self.client.connection_pool.disconnect(inuse_connections=True)
+
+    async def close(self) -> None:
+        """See Store."""
+        await self.client.aclose()
+        if isinstance(self.client, Redis):
+            # A client that sentinels gave does not close those it asked.
+            manager = getattr(self.client.connection_pool, "sentinel_manager", None)
+            for sentinel in manager.sentinels if manager else ():
+                await sentinel.aclose()
+
+    async def _call(self, batches: Sequence[Batch]) -> list[list[Reply]]:
+        keys = [key for batch in batches for key in self.keys(batch.tenant)]
+        deadline = 0.0
+        if self._ahead is not None and self._clock is None:
+            deadline = monotonic() + self._ahead + self._timeout_s + _DEADLINE_SLACK_S
+        asked = [(wire_caps(b.caps), b.dates.day, b.dates.month, b.operations) for b in batches]
+        packed = _encode((deadline, self._lease_s, asked))
+        now_ms, answers = _answer(await self._run(keys, packed))
+        self._ahead = now_ms / 1000 - monotonic()
+        if answers is None:
+            raise TimeoutError("the server answered too late")
+        return [
+            [_reply(operation, said) for operation, said in zip(b.operations, replies, strict=True)]
+            for b, replies in zip(batches, answers, strict=True)
+        ]
+
+    async def _run(self, keys: list[str], packed: bytes) -> bytes:
+        client: Any = self.client  # the two kinds of client share no typed base
+        arguments = (len(keys), *keys, packed)
+        if self._clock is not None:
+            arguments = (*arguments, self._clock())
+        if self._sha is not None:
+            try:
+                return await client.evalsha(self._sha, *arguments)
+            except NoScriptError:
+                pass  # the server was restarted
+        self._sha = await client.script_load(self._script)
+        return await client.evalsha(self._sha, *arguments)
+
+
+def _reply(asked: Operation, said: Any) -> Reply:
+    if isinstance(asked, Reserve):
+        return Reserved(*said)
+    if isinstance(asked, Renew):
+        return said or []
+    return Used(*said) if isinstance(asked, UsageOperation) else said
+
+
+def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
+    """Make a client for a URL; nothing is connected before it is used.
+
+    `redis://`, `rediss://` and `unix://` as redis-py has them, `redis+cluster://` likewise, and
+    `redis+sentinel://[:password@]host:port,host:port/service[/db]`.
+    """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if url.startswith("redis+cluster://"):
+        return RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
+    if not url.startswith("redis+sentinel://"):
+        return Redis.from_url(url, **options)  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+    parts = urlsplit(url)
+    service, _, database = parts.path.strip("/").partition("/")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    sentinels = [_address(host) for host in hosts.split(",")]
+    found = Sentinel(sentinels, sentinel_kwargs=dict(options), **options)
+    return found.master_for(  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+        service or "mymaster",
+        db=int(database or 0),
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+    )
+
+
+def _address(host: str) -> tuple[str, int]:
+    name, _, port = host.rpartition(":")
+    return (name or host, int(port) if name else 26379)
