@@ -1,6 +1,7 @@
 """The few fields that forebay needs of a multipart/form-data body (RFC 7578), and edits of them.
 
-Used for uploads of audio. Like `wire`, it leaves every byte that is not edited as it came.
+Used for uploads of audio. Like `wire`, it leaves every byte that is not edited as it came. What an
+engine might read in another way than we do is refused, lest a field hide from us.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from forebay.policies.contracts import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_BOUNDARY = re.compile(rb'boundary=(?:"([^"\r\n]{1,200})"|([^\s;,"]{1,200}))', re.IGNORECASE)
-_NAME = re.compile(rb'[;\s]name=(?:"((?:[^"\\\r\n]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
+_BOUNDARY = re.compile(
+    rb"multipart/form-data *+;(?:.*;)? *+"
+    rb'boundary=(?:"([^"\\]{1,200})"|([^\s;,"\\]{1,200})) *+(?:;.*)?',
+    re.IGNORECASE,
+)
+_PARAMETER = rb';[ \t]*+(name|filename\*?)=(?:"((?:[^"\\]|\\.)*+)"|([^\s;"\\]++))[ \t]*+'
+_DISPOSITION = re.compile(
+    rb"content-disposition:[ \t]*+form-data[ \t]*+((?:%b)*+);?[ \t]*+" % _PARAMETER, re.IGNORECASE
+)
+_PARAMETERS = re.compile(_PARAMETER, re.IGNORECASE)
+_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
+_MAX_TYPE = 1000
 _MAX_PARTS = 200
 _MAX_HEAD = 16 << 10
 
@@ -85,9 +96,11 @@ def _plain(value: bytes) -> bytes:
 
 def read(raw: bytes, content_type: bytes, known: frozenset[str]) -> Form:
     """Read a form; `known` names the fields that may stand in it once only."""
-    match = _BOUNDARY.search(content_type)
-    if match is None:
-        raise InvalidRequest("the multipart body's content-type names no boundary")
+    match = _BOUNDARY.fullmatch(content_type[:_MAX_TYPE])
+    if match is None or content_type.lower().count(b"boundary") != 1:
+        raise InvalidRequest(
+            "the multipart body's content-type names no boundary, or more than one"
+        )
     boundary = match[1] or match[2]
     parts = _split(raw, boundary)
     names = [part.name for part in parts if part.name in known]
@@ -105,20 +118,32 @@ def _split(raw: bytes, boundary: bytes) -> list[Part]:
     while at >= 0 and not text.startswith(b"--", at + len(mark)):
         following = text.find(mark, at + len(mark))
         head = text.find(b"\r\n\r\n", at, following if following >= 0 else None)
-        if following < 0 or not 0 <= head - at <= _MAX_HEAD or len(parts) >= _MAX_PARTS:
+        sound = text.startswith(b"\r\n", at + len(mark)) and following >= 0
+        if not sound or not 0 <= head - at <= _MAX_HEAD or len(parts) >= _MAX_PARTS:
             raise InvalidRequest("the multipart body is malformed or has too many parts")
         start = max(at - shift, 0)
-        parts.append(Part(_name(text[at:head]), start, head + 4 - shift, following - shift))
+        name = _name(text[at + len(mark) + 2 : head])
+        parts.append(Part(name, start, head + 4 - shift, following - shift))
         at = following
-    if at < 0:
+    if at < 0 or text.find(mark, at + 1) >= 0:
         raise InvalidRequest("the multipart body does not end with its boundary")
     return parts
 
 
 def _name(head: bytes) -> str:
+    """Return a part's name. Raises InvalidRequest where it could be read in more than one way."""
+    found: list[bytes] = []
     for line in head.split(b"\r\n"):
-        if line[:20].lower() == b"content-disposition:":
-            match = _NAME.search(line)
-            if match is not None:
-                return (match[1] if match[1] is not None else match[2]).decode("utf-8", "replace")
-    return ""
+        if _HEADER.fullmatch(line) is None:
+            break
+        if not line.lower().startswith(b"content-disposition"):
+            continue
+        match = _DISPOSITION.fullmatch(line)
+        if match is None:
+            break
+        parameters = _PARAMETERS.findall(match[1])
+        found += [quoted or token for key, quoted, token in parameters if key.lower() == b"name"]
+    else:
+        if len(found) == 1 and b"\\" not in found[0]:
+            return found[0].decode("utf-8", "replace")
+    raise InvalidRequest("a part of the multipart body has no plain name")
