@@ -10,7 +10,7 @@ from forebay.policies.contracts import Route
 if TYPE_CHECKING:
     from .contracts import LengthFeatures
 
-_WITHOUT_OUTPUT = frozenset(
+without_output = frozenset(
     {
         Route.EMBEDDINGS,
         Route.COUNT_TOKENS,
@@ -20,6 +20,7 @@ _WITHOUT_OUTPUT = frozenset(
         Route.DETOKENIZE,
     }
 )
+"""Routes whose answers are no generated text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ConstantLength:
 
     def predict(self, features: LengthFeatures) -> int:
         """Return the predicted output tokens of all answers together."""
-        if features.route in _WITHOUT_OUTPUT:
+        if features.route in without_output:
             return 0
         limit = features.max_tokens
         each = self.tokens if limit is None or limit > self.tokens else max(0, limit)

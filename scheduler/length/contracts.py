@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from forebay.policies.contracts import Route
+    from forebay.policies.contracts import Outcome, Request, Route
 
 
 class LengthFeatures(NamedTuple):
@@ -29,4 +29,13 @@ class LengthPredictor(Protocol):
 
     def predict(self, features: LengthFeatures) -> int:
         """Return the predicted output tokens of all answers together."""
+        ...
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A predictor that learns while it serves."""
+
+    def learn(self, request: Request, outcome: Outcome) -> None:
+        """Take in how a request that it predicted ended."""
         ...

@@ -1,0 +1,119 @@
+"""The baseline: an answer is as long as this tenant's answers of this model were of late.
+
+Means and quantiles by tenant and model, fading, out of what was really answered. An answer that was
+cut (by max_tokens, by a caller who left, by a fault) only says that it would have been longer, so
+nothing is learnt from it. A pair that was seen less than `enough` times is thought to be like all
+others of its model, and a model like all answers.
+
+When not to use it: nothing is known of the single request, so inside one tenant all look alike; and
+several answers asked for at once (`n`) are learnt as one long one.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import log2
+from typing import TYPE_CHECKING
+
+from forebay.policies.contracts import Finish
+
+from .constant import without_output
+
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Outcome, Request
+
+    from .contracts import LengthFeatures
+
+_BINS_PER_DOUBLING = 4
+_BINS = 22 * _BINS_PER_DOUBLING
+_FADE_AT = 2000.0
+"""Answers after which what was seen counts half."""
+_MAX_PAIRS = 4096
+_COMPLETED = Finish.COMPLETED
+
+
+class Lengths:
+    """How long answers were: a mean, and quantiles to within a fifth."""
+
+    __slots__ = ("_counts", "_seen", "_total")
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * _BINS
+        self._seen = 0.0
+        self._total = 0.0
+
+    @property
+    def seen(self) -> float:
+        """How many, those that faded counted in part."""
+        return self._seen
+
+    @property
+    def mean(self) -> float:
+        """Tokens of the mean answer; 0 when none was seen."""
+        return self._total / self._seen if self._seen else 0.0
+
+    def add(self, tokens: int) -> None:
+        """Take an answer in."""
+        if self._seen >= _FADE_AT:
+            self._counts = [count / 2 for count in self._counts]
+            self._seen /= 2
+            self._total /= 2
+        self._counts[min(_BINS - 1, int(log2(max(1, tokens)) * _BINS_PER_DOUBLING))] += 1
+        self._seen += 1
+        self._total += tokens
+
+    def quantile(self, share: float) -> float:
+        """Return the length that `share` of the answers do not exceed; 0 when none was seen."""
+        wanted = share * self._seen
+        for index, below in enumerate(accumulate(self._counts)):
+            if below >= wanted and below:
+                return float(2 ** ((index + 1) / _BINS_PER_DOUBLING))
+        return 0.0
+
+
+class MeanLength:
+    """Predicts the running mean; learns from outcomes."""
+
+    def __init__(self, *, first: int = 256, enough: int = 8) -> None:
+        self._first = first
+        self._enough = enough
+        self._all = Lengths()
+        self._models: dict[str, Lengths] = {}
+        self._pairs: dict[tuple[str, str], Lengths] = {}
+
+    def predict(self, features: LengthFeatures) -> int:
+        """Return the predicted output tokens of all answers together."""
+        if features.route in without_output:
+            return 0
+        known = self._find(features.tenant, features.model)
+        each = round(known.mean) if known is not None else self._first
+        limit = features.max_tokens
+        return (each if limit is None or limit > each else max(0, limit)) * features.answers
+
+    def quantiles(self, features: LengthFeatures, *shares: float) -> list[float]:
+        """Return quantiles of one answer's length, 0 to 1 each; clipped to max_tokens."""
+        known = self._find(features.tenant, features.model) or self._all
+        limit = float("inf") if features.max_tokens is None else float(features.max_tokens)
+        return [min(limit, known.quantile(share)) for share in shares]
+
+    def learn(self, request: Request, outcome: Outcome) -> None:
+        """Take in how long an answer was; one that was cut teaches nothing."""
+        tokens = outcome.output_tokens
+        if not tokens or outcome.finish is not _COMPLETED or outcome.finish_reason == "length":
+            return
+        self._all.add(tokens)
+        pair = (request.tenant, request.model)
+        for table, key in ((self._models, request.model), (self._pairs, pair)):
+            lengths = table.get(key)  # type: ignore[arg-type] - each table with its own key
+            if lengths is None and len(table) < _MAX_PAIRS:
+                lengths = table[key] = Lengths()  # type: ignore[index] - likewise
+            if lengths is not None:
+                lengths.add(tokens)
+
+    def _find(self, tenant: str, model: str) -> Lengths | None:
+        """Return the narrowest that has seen enough."""
+        enough = self._enough
+        for lengths in (self._pairs.get((tenant, model)), self._models.get(model), self._all):
+            if lengths is not None and lengths.seen >= enough:
+                return lengths
+        return None
