@@ -13,6 +13,7 @@ Only this module and `server` know all the others.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
@@ -33,10 +34,13 @@ from forebay.scheduler.length import LengthFeatures
 from . import intake
 from .dialects import dialect_of_path
 from .ids import Ids, callers_id
+from .keys import FOREVER
 from .messages import Refusal
 from .relay import Relay
 from .stored import StoredResponses
 from .telemetry.traces import UNTRACED
+from .terms import PLAIN, terms_of
+from .tokens import Unverified, Verifying
 from .wire import EMPTY
 
 if TYPE_CHECKING:
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 
     from .dialects import Seen
     from .intake import Inbound
-    from .keys import Keys
+    from .keys import Grant, Keys
     from .local import LocalAnswers
     from .messages import Guest, Message, Responder
     from .meter import Meter
@@ -107,6 +111,9 @@ class App:
         self._ids = Ids()
         self._sequence = 0
         self._stored = StoredResponses()
+        self.paused = set[str]()
+        """Tenants that an operator lets wait outside."""
+        self._clock = time.time
         self.configure(config, keys=keys, pools=pools)
 
     def configure(self, config: Config, *, keys: Keys, pools: dict[str, Pool]) -> None:
@@ -116,6 +123,8 @@ class App:
         self.max_answer = config.server.max_answer
         self._max_buffered = config.server.max_buffered
         self._keys = keys
+        self._terms = terms_of(config)
+        self._signed = config.auth.jwt is not None
         self._models = {model: pool for pool in pools.values() for model in pool.models}
 
     # -- messages.Host ---------------------------------------------------------------------------
@@ -135,12 +144,14 @@ class App:
             elif not self._admit_other(method, path):
                 return None
             headers = message.headers
-            tenant = self._keys.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
-            if tenant is None:
-                raise Unauthorized(
-                    "no valid API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-                )
-            message.tenant = tenant
+            grant = self._keys.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            if grant is None:
+                raise _no_key()
+            message.tenant = grant.tenant
+            if grant.until is not FOREVER:
+                message.until = self.now() + grant.until - self._clock()
+            if self.paused and grant.tenant.name in self.paused:
+                raise _is_paused()
             if self.buffered_bytes + (message.length or 0) > self._max_buffered:
                 raise Overloaded("too much is buffered; try again later", retry_after=1.0)
         except Rejected as error:
@@ -199,6 +210,8 @@ class App:
     def serve(self, message: Message, responder: Responder) -> Guest | None:
         """Answer a whole request."""
         route = _ROUTES.get(message.path)
+        if self._signed and isinstance(message.tenant, Unverified):
+            return self._verify(message.tenant, message, responder)
         try:
             if route is not None:
                 inbound = self._read(message, route)
@@ -210,12 +223,34 @@ class App:
             relay = Relay(self, inbound, responder)
             relay.lease = self._meter.reserve(inbound.request)
         except Rejected as error:
-            refusal = self._refusal(error, message.path, message)
-            json = (b"content-type", b"application/json")
-            responder.send(refusal.status, (json, *refusal.headers), refusal.body)
+            self.turn_away(error, message, responder)
             return None
         relay.begin(self.now())
         return relay
+
+    def _verify(self, token: Unverified, message: Message, responder: Responder) -> Guest | None:
+        """Let a request wait until its token is verified, off the loop."""
+        verifying = Verifying(self, message, responder)
+        try:
+            token.verify(verifying.verified)
+        except Rejected as error:
+            self.turn_away(error, message, responder)
+            return None
+        return verifying
+
+    def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
+        """Answer a request whose token has been verified."""
+        message.tenant = grant.tenant
+        if grant.tenant.name in self.paused:
+            self.turn_away(_is_paused(), message, responder)
+            return None
+        return self.serve(message, responder)
+
+    def turn_away(self, error: Rejected, message: Message, responder: Responder) -> None:
+        """Answer a whole request with an error that keeps it from becoming a call."""
+        refusal = self._refusal(error, message.path, message)
+        json = (b"content-type", b"application/json")
+        responder.send(refusal.status, (json, *refusal.headers), refusal.body)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -294,6 +329,10 @@ class App:
             intake.answers(body),
         )
         session = headers.get(b"x-forebay-session")
+        terms = self._terms.get(inbound.tenant.name) if self._terms else None
+        standing = PLAIN if terms is None else terms.standing(headers.get(b"x-forebay-sla"))
+        if standing.timeouts is not None:
+            inbound.timeouts = standing.timeouts.get(pool.name)
         inbound.request = Request(
             id=call.request_id,
             pool=pool.name,
@@ -302,7 +341,7 @@ class App:
             tenant=inbound.tenant.name,
             sequence=self._sequence,
             arrived=message.received,
-            deadline=message.received + pool.section.queue.deadline,
+            deadline=message.received + (standing.deadline or pool.section.queue.deadline),
             prompt_tokens_estimate=prompt,
             output_tokens_estimate=pool.length.predict(features),
             uncached_tokens=prompt,
@@ -310,6 +349,10 @@ class App:
             stream=call.stream,
             session=None if session is None else session[:256].decode("latin-1"),
             endpoint=endpoint,
+            weight=standing.weight,
+            sla=standing.sla,
+            sla_rank=standing.rank,
+            longest_wait=standing.longest_wait,
         )
 
     # -- what relays ask for ---------------------------------------------------------------------
@@ -350,6 +393,15 @@ class App:
                 now=outcome.ended,
             )
         self.observer.settled(outcome, inbound.trace)
+
+
+def _no_key() -> Unauthorized:
+    return Unauthorized("no valid API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+
+
+def _is_paused() -> Unauthorized:
+    text = "this tenant is paused; ask whoever operates the gateway"
+    return Unauthorized(text, status=403, code="tenant_paused")
 
 
 def _wrong_method(path: str, methods: Iterable[str]) -> InvalidRequest:

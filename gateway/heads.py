@@ -3,7 +3,8 @@
 A caller sends the same head again and again; only content-length changes. One that was read, found
 good and admitted is remembered, and a later request that begins with the same bytes is taken as it
 is, without parsing, hashing its key or looking up its route: a quarter of what a request costs.
-Whatever is not plainly the same goes the ordinary way. Forgotten when the configuration changes.
+Whatever is not plainly the same goes the ordinary way. Forgotten when the configuration changes,
+and when the key in it expires.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class KnownHeads:
         stop = data.find(b"\r\n", at)
         end = data.find(b"\r\n\r\n", stop)
         known = self._heads.get(data[:at] + data[stop:end])
-        if known is None:
+        if known is None or known.until <= now:
             return None
         digits, body = data[at:stop], data[end + 4 :]
         if not digits.isdigit() or len(digits) > 9 or int(digits) != len(body):
@@ -61,6 +62,7 @@ class KnownHeads:
         message.headers = known.headers
         message.keep_alive = known.keep_alive
         message.tenant = known.tenant
+        message.until = known.until
         message.length = len(body)
         message.body = body
         return message

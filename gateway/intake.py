@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from forebay.adapters.base import Call
-    from forebay.gateway.config.sections import Tenant
+    from forebay.gateway.config.sections import Tenant, Timeouts
     from forebay.policies.contracts import Request
 
     from .messages import Message
@@ -63,6 +63,7 @@ class Inbound:
         "shown_id",
         "strip_usage",
         "tenant",
+        "timeouts",
         "trace",
         "tracestate",
     )
@@ -81,6 +82,8 @@ class Inbound:
         """The id that the caller sees: its own where that is well-formed."""
         self.accept = "*/*"
         self.tracestate: bytes | None = None
+        self.timeouts: Timeouts | None = None
+        """Its SLA class's, where they are not the pool's."""
         self.trace: RequestTrace
         self.request: Request
 
@@ -125,13 +128,14 @@ def choose_pool(model: str | None, models: Mapping[str, Pool], tenant: Tenant) -
 
     Without a name it is the only pool that the tenant may use, by the first model it may.
     """
+    permitted = tenant.limits.models
     if model is None:
-        allowed = [name for name in models if tenant.models is None or name in tenant.models]
+        allowed = [name for name in models if permitted is None or name in permitted]
         pools = {models[name].name for name in allowed}
         if len(pools) != 1:
             raise InvalidRequest("name a 'model'; GET /v1/models lists them", param="model")
         return models[allowed[0]], allowed[0]
-    if tenant.models is not None and model not in tenant.models:
+    if permitted is not None and model not in permitted:
         raise Unauthorized(
             f"this key may not use the model '{shown(model)}'",
             status=403,

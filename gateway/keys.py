@@ -1,4 +1,4 @@
-"""Who calls: API keys to tenants.
+"""Who calls: API keys, or tokens of an issuer, to tenants.
 
 A key is `fb_<id>_<random>`: the id may be shown to say which key is meant, the random part has 256
 bits. Only SHA-256 digests are kept, so a lookup is one hash and one dict access (about 1 us), and
@@ -9,47 +9,81 @@ can guess 256 bits, and each request would pay for it.
 from __future__ import annotations
 
 import secrets
+import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from forebay.gateway.config.sections import Tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-OPEN = Tenant.model_construct(name="default", keys=(), models=None, debug_headers=True)
+    from .tokens import Tokens, Unverified
+
+OPEN = Tenant.model_construct(name="default", debug_headers=True)
 """Whom all callers are while the configuration names no tenants."""
+FOREVER = float("inf")
 
 _LONGEST = 512
 _BEARER = b"bearer "
 
 
+class Grant:
+    """What a good key or token says: who calls, and until when (Unix time)."""
+
+    __slots__ = ("tenant", "until")
+
+    def __init__(self, tenant: Tenant, until: float = FOREVER) -> None:
+        self.tenant = tenant
+        self.until = until
+
+
+_OPEN = Grant(OPEN)
+
+
 class Keys:
     """Finds tenants by the keys that callers show. Built anew for each configuration."""
 
-    __slots__ = ("_by_digest", "_open")
+    __slots__ = ("_by_digest", "_clock", "_open", "_tokens")
 
-    def __init__(self, tenants: Iterable[Tenant]) -> None:
+    def __init__(
+        self,
+        tenants: Iterable[Tenant],
+        *,
+        tokens: Tokens | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`tokens` knows those of an issuer; `clock` tells Unix time."""
+        tenants = tuple(tenants)
         self._by_digest = {
-            bytes.fromhex(digest.removeprefix("sha256:")): tenant
+            bytes.fromhex(key.digest.removeprefix("sha256:")): Grant(tenant, key.expires or FOREVER)
             for tenant in tenants
-            for digest in tenant.keys
+            for key in tenant.keys
         }
-        self._open = not self._by_digest
+        self._open = not tenants
+        self._tokens = tokens
+        self._clock = clock
 
-    def find(self, authorization: bytes | None, x_api_key: bytes | None) -> Tenant | None:
+    def find(
+        self, authorization: bytes | None, x_api_key: bytes | None
+    ) -> Grant | Unverified | None:
         """Return whose key a request shows, None when it shows no valid one. Never raises.
 
         A bearer token counts before `x-api-key`; any other kind of authorization is passed over.
         """
         if self._open:
-            return OPEN
-        key = x_api_key
+            return _OPEN
+        key, bearer = x_api_key, False
         if authorization is not None and authorization[:7].lower() == _BEARER:
-            key = authorization[7:].strip()
-        if key is None or len(key) > _LONGEST:
+            key, bearer = authorization[7:].strip(), True
+        if key is None:
             return None
-        return self._by_digest.get(sha256(key).digest())
+        grant = self._by_digest.get(sha256(key).digest()) if len(key) <= _LONGEST else None
+        if grant is None:
+            return self._tokens.find(key) if bearer and self._tokens is not None else None
+        if grant.until is not FOREVER and grant.until <= self._clock():
+            return None
+        return grant
 
 
 def new_key() -> tuple[str, str]:

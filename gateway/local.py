@@ -131,7 +131,7 @@ class LocalAnswers:
 
 def _names(served: Served, tenant: Tenant) -> list[str]:
     """List the models that a tenant may use, one entry a name."""
-    allowed = tenant.models
+    allowed = tenant.limits.models
     return [
         model
         for pool in served.pools.values()

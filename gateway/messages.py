@@ -14,6 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_FOREVER = float("inf")
+
 
 class Message:
     """One request as it was read."""
@@ -32,6 +34,7 @@ class Message:
         "refusal",
         "target",
         "tenant",
+        "until",
     )
 
     def __init__(self, received: float) -> None:
@@ -52,6 +55,8 @@ class Message:
         self.refusal: Refusal | None = None
         self.tenant: object = None
         """Who is asking: set by the host when it admits the head."""
+        self.until = _FOREVER
+        """Loop time from which on the key that was shown counts no more."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from .telemetry.loop_watch import LoopWatch
 from .telemetry.metrics import Metrics
 from .telemetry.observer import Telemetry
 from .telemetry.writer import LineWriter
+from .tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,7 @@ class Process:
         self._draining = False
         self._listening = False
         self._watcher: Watcher | None = None
+        self._tokens: Tokens | None = None
 
     async def run(self) -> int:
         """Serve; return the exit code."""
@@ -134,9 +136,10 @@ class Process:
             control=self._chores.put,
         )
         self._assembly.take(self._assembly.build(config))
+        self._tokens = self._tokens_of(config)
         self.app = App(
             config,
-            keys=Keys(config.tenants),
+            keys=self._keys_of(config, self._tokens),
             pools=self._assembly.pools,
             meter=Unmetered(),
             observer=self.telemetry,
@@ -294,13 +297,34 @@ class Process:
         if config.telemetry != self.config.telemetry:
             raise ConfigError("telemetry cannot change while running; restart for it")
         built = self._assembly.build(config)
+        tokens = self._tokens_of(config)
         self._assembly.take(built)
         self.config = config
         self.connections.limits = limits_of(config)
         self.connections.heads.clear()
         self.telemetry.relabel(LabelSpace.from_config(config))
-        self.app.configure(config, keys=Keys(config.tenants), pools=self._assembly.pools)
+        if self._tokens is not None and self._tokens is not tokens:
+            self._chores.put(self._tokens.close)
+        self._tokens = tokens
+        keys = self._keys_of(config, tokens)
+        self.app.configure(config, keys=keys, pools=self._assembly.pools)
         self._assembly.recheck()
+
+    def _tokens_of(self, config: Config) -> Tokens | None:
+        """Return what knows an issuer's tokens: the one there is, unless its section changed."""
+        section, old = config.auth.jwt, self._tokens
+        if section is None or (old is not None and old.section == section):
+            return None if section is None else old
+        return Tokens(section, rotated=self._forget_heads)
+
+    def _forget_heads(self) -> None:
+        self.connections.heads.clear()
+
+    @staticmethod
+    def _keys_of(config: Config, tokens: Tokens | None) -> Keys:
+        if tokens is not None:
+            tokens.configure(config.tenants)
+        return Keys(config.tenants, tokens=tokens)
 
     # -- stopping --------------------------------------------------------------------------------
 
@@ -340,6 +364,8 @@ class Process:
         if not await self._chores.flush(5.0):
             logger.warning("not all settled", extra={"waiting": self._chores.waiting})
         await self._chores.close()
+        if self._tokens is not None:
+            await self._tokens.close()
         await self._assembly.close()
         for connection in tuple(self.connections.open):
             connection.transport.close()

@@ -129,6 +129,7 @@ class Relay:
             stream=request.stream,
             received=request.arrived,
             bytes_in=request.body_bytes,
+            sla=request.sla,
             trace=inbound.trace.traceparent,
         )
 
@@ -423,7 +424,7 @@ class Relay:
         state = self._state
         if state is _QUEUED:
             return  # the pool expires what waits
-        limits = self._inbound.pool.section.timeouts
+        limits = self._inbound.timeouts or self._inbound.pool.section.timeouts
         if state is _STREAMING:
             if now - self._sent_at > limits.total:
                 self._out_of_time(f"the answer took longer than {limits.total:g} s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from .sections import Config, Section
 from .suggest import did_you_mean
@@ -71,10 +71,13 @@ def _unknown_key(place: Place) -> str:
 
 
 def _no_choice(value: object, place: Place) -> str:
-    section, key = _section_at(place[:-1]), str(place[-1])
-    if section is None:
+    listed = isinstance(place[-1], int)
+    section, key = _section_at(place[:-1]), str(place[-2] if listed else place[-1])
+    field = None if section is None else section.model_fields.get(key)
+    if section is None or field is None:
         return "is none of the known values"
-    choices = [str(choice) for choice in get_args(section.model_fields[key].annotation)]
+    kind = get_args(field.annotation)[0] if listed else field.annotation
+    choices = [str(choice) for choice in get_args(kind)]
     if isinstance(value, str) and not isinstance(value, Substituted) and value in choices:
         return f"must be {value}, without quotes"
     if str(value) in section.later_values.get(key, ()):
@@ -85,10 +88,17 @@ def _no_choice(value: object, place: Place) -> str:
 
 def _section_at(place: Place) -> type[Section] | None:
     section: type[Section] | None = Config
+    named = False
     for part in place:
         if isinstance(part, int) or section is None:
             continue
+        if named:  # a name that the file's writer chose, not a key
+            named = False
+            continue
         known = section.model_fields.get(part)
+        if known is not None and part == place[-1] and _section_in(known.annotation) is None:
+            return section
+        named = known is not None and get_origin(known.annotation) is dict
         section = None if known is None else _section_in(known.annotation)
     return section
 

@@ -17,12 +17,14 @@ from .units import Substituted, shown
 from .values import check_digest, is_digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from .errors import Place
 
     Found = Iterator[tuple[Place, str]]
     Named = Iterator[tuple[Place, str]]
+
+_MONEY = ("money_per_day", "money_per_month")
 
 
 def find_faults(data: object) -> list[tuple[Place, str]]:
@@ -35,7 +37,10 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _endpoints_complete,
         _fields_are_controls,
         _models_once,
-        _tenants_know_their_models,
+        _models_exist,
+        _names_exist,
+        _money_has_prices,
+        _tenants_have_keys,
         _keys_once,
         _server_fits,
     )
@@ -75,23 +80,72 @@ def _models_once(file: dict[str, object]) -> Found:
     yield from _twice(_models(file), "model")
 
 
-def _tenants_know_their_models(file: dict[str, object]) -> Found:
+def _models_exist(file: dict[str, object]) -> Found:
     known = {model for _, model in _models(file)}
+    named = [(("prices", name), name) for name in _mapping(file.get("prices"))]
+    for place, limits in _limits(file):
+        models = enumerate(_list(limits.get("models")))
+        named += [((*place, "models", i), model) for i, model in models if isinstance(model, str)]
+    for place, model in named if known else ():
+        if model not in known:
+            yield place, f"no pool has the model {_hinted(model, known)}"
+
+
+def _names_exist(file: dict[str, object]) -> Found:
+    """Find plans and SLA classes that are named and do not exist."""
+    for place, key, name in _references(file):
+        section = "plans" if key == "plan" else "sla"
+        known = _mapping(file.get(section))
+        if name not in known:
+            what = "plan" if key == "plan" else "SLA class"
+            yield place, f"there is no {what} {_hinted(name, known)}"
+
+
+def _references(file: dict[str, object]) -> Iterator[tuple[Place, str, str]]:
+    for place, holder in _holders(file):
+        for key in ("plan", "sla"):
+            name = holder.get(key)
+            if isinstance(name, str):
+                yield (*place, key), key, name
+    for place, limits in _limits(file):
+        for i, name in enumerate(_list(limits.get("sla"))):
+            if isinstance(name, str):
+                yield (*place, "sla", i), "sla", name
+
+
+def _money_has_prices(file: dict[str, object]) -> Found:
+    """Find limits on money that would let in for nothing what has no price."""
+    priced = _mapping(file.get("prices")).keys()
+    plans = _mapping(file.get("plans"))
     for place, tenant in _entries(file, ("tenants",)):
-        for i, model in enumerate(_list(tenant.get("models"))):
-            if known and isinstance(model, str) and model not in known:
-                hint = "" if isinstance(model, Substituted) else did_you_mean(model, known)
-                yield (*place, "models", i), f"no pool has the model {shown(model)}{hint}"
+        plan = _mapping(_mapping(plans.get(str(tenant.get("plan")))).get("limits"))
+        limits = {**plan, **_mapping(tenant.get("limits"))}
+        models = _list(limits.get("models")) or [model for _, model in _models(file)]
+        free = sorted({m for m in models if isinstance(m, str)} - priced)
+        if free and any(key in limits for key in _MONEY):
+            yield place, f"has a limit on money, but 'prices' has none for {shown(free[0])}"
+
+
+def _tenants_have_keys(file: dict[str, object]) -> Found:
+    signed = "jwt" in _mapping(file.get("auth"))
+    for place, tenant in _entries(file, ("tenants",)):
+        if "keys" not in tenant and not signed:
+            yield (*place, "keys"), "is missing; only 'auth.jwt' can do without"
+        elif tenant.get("keys") == [] and not signed:
+            yield (*place, "keys"), "needs at least one entry"
+    if signed and not _list(file.get("tenants")):
+        yield ("auth", "jwt"), "needs 'tenants': a token names one of them"
 
 
 def _keys_once(file: dict[str, object]) -> Found:
     keys: list[tuple[Place, str]] = []
     for place, tenant in _entries(file, ("tenants",)):
         for i, key in enumerate(_list(tenant.get("keys"))):
-            digest = _digest(key)
+            entry = _mapping(key)
+            digest = _digest(entry.get("digest") if entry else key)
             if digest is None:
                 continue
-            keys.append(((*place, "keys", i), digest))
+            keys.append(((*place, "keys", i, *(("digest",) if entry else ())), digest))
             name = tenant.get("name")
             if isinstance(name, str) and is_digest_of(digest, name):
                 yield keys[-1][0], "is the digest of the tenant's name; anybody can guess that key"
@@ -125,6 +179,23 @@ def _models(file: dict[str, object]) -> Named:
         for i, item in enumerate(_list(models)):
             names = [item] if isinstance(item, str) else _mapping(item)
             yield from (((*here, i), name) for name in names)
+
+
+def _holders(file: dict[str, object]) -> Iterator[tuple[Place, dict[str, object]]]:
+    """Go through plans and tenants, which both hold limits and name SLA classes."""
+    for name, plan in _mapping(file.get("plans")).items():
+        if isinstance(plan, dict):
+            yield ("plans", name), cast("dict[str, object]", plan)
+    yield from _entries(file, ("tenants",))
+
+
+def _limits(file: dict[str, object]) -> Iterator[tuple[Place, dict[str, object]]]:
+    for place, holder in _holders(file):
+        yield (*place, "limits"), _mapping(holder.get("limits"))
+
+
+def _hinted(name: str, known: Iterable[str]) -> str:
+    return shown(name) + ("" if isinstance(name, Substituted) else did_you_mean(name, known))
 
 
 def _endpoints(file: dict[str, object]) -> Iterator[tuple[Place, dict[str, object]]]:

@@ -7,85 +7,24 @@ a section. What needs more than one section to judge (names used twice, say) is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
+from pydantic import Field, ValidationInfo, field_validator
+
+from .base import (
+    Bytes,
+    Count,
+    Duration,
+    Fault,
+    ModelName,
+    Name,
+    Profile,
+    Secret,
+    Section,
+    Share,
+    Url,
 )
-
-from forebay.adapters.sim_engine import read_fault
-from forebay.scheduler.engine_profiles import find_profile
-
-from .units import Substituted, parse_bytes, parse_count, parse_duration, parse_share, shown
-from .values import check_digest, check_secret, check_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def _duration(value: object, info: ValidationInfo) -> object:
-    # Only in a file does a bare number leave open what it means; the loader says so by a context.
-    return parse_duration(value) if info.context or isinstance(value, str) else value
-
-
-def _checked(check: Callable[[str], object]) -> BeforeValidator:
-    """Judge a text by `check`, which returns it in its plain form; pydantic refuses the rest.
-
-    Before pydantic does, which forgets that a text came from the environment.
-    """
-    return BeforeValidator(lambda value: check(value) if isinstance(value, str) else value)
-
-
-def _told_by(judge: Callable[[str], object], what: str) -> BeforeValidator:
-    """Judge a text by what an engine says of it, which may repeat the text."""
-
-    def check(value: str) -> str:
-        try:
-            judge(value)
-        except ValueError as error:
-            secret = isinstance(value, Substituted)
-            raise ValueError(f"{shown(value)} is no {what}" if secret else str(error)) from None
-        return value
-
-    return _checked(check)
-
-
-Duration = Annotated[float, BeforeValidator(_duration)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Count = Annotated[int, BeforeValidator(parse_count)]
-Share = Annotated[float, BeforeValidator(parse_share)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-ModelName = Annotated[str, Field(min_length=1, max_length=256)]
-Url = Annotated[str, _checked(check_url)]
-Secret = Annotated[SecretStr, _checked(check_secret)]
-Digest = Annotated[str, _checked(check_digest)]
-Fault = Annotated[str, _told_by(read_fault, "fault")]
-Profile = Annotated[str, _told_by(find_profile, "profile")]
-
-
-class Section(BaseModel):
-    """A misspelt key must be an error, never silently dropped."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Keys that a later version will know."""
-    later_values: ClassVar[dict[str, frozenset[str]]] = {}
-    """Values of known keys that a later version will know."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_boolean_number(cls, value: object, info: ValidationInfo) -> object:
-        assert info.field_name is not None
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
-            raise ValueError("must not be true or false")
-        return value
+from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
 
 
 class Drain(Section):
@@ -264,21 +203,6 @@ class Pool(Section):
         return _models(value, info.data.get("engine_model"))
 
 
-class Tenant(Section):
-    """Who is billed and limited."""
-
-    later = frozenset({"fail", "limits", "plan", "priority", "sla", "timezone", "weight"})
-
-    name: Name = Field(description="its name in metrics and logs; once in the file")
-    keys: tuple[Digest, ...] = Field(
-        min_length=1, description="`sha256:` digests of API keys, as `forebay keys new` prints them"
-    )
-    models: tuple[ModelName, ...] | None = Field(
-        default=None, min_length=1, description="models it may use; default: all"
-    )
-    debug_headers: bool = Field(default=False, description="send the x-forebay-* diagnostics")
-
-
 class Telemetry(Section):
     """Metrics, traces and logs."""
 
@@ -295,12 +219,27 @@ class Telemetry(Section):
 class Config(Section):
     """The whole file."""
 
-    later = frozenset({"experiments", "plans", "predictor", "profiles", "sla", "state"})
+    later = frozenset({"experiments", "predictor", "profiles"})
 
     version: Literal[1] = Field(description="of this format")
     server: Server = Server()
+    state: State = State()
     pools: tuple[Pool, ...] = Field(min_length=1, description="what is served, and by what")
+    sla: dict[Name, Sla] = Field(default={}, description="SLA classes by name")
+    prices: dict[ModelName, Price] = Field(
+        default={}, description="what models cost, by the names callers ask for"
+    )
+    plans: dict[Name, Plan] = Field(default={}, description="plans that tenants may name")
+    auth: Auth = Auth()
     tenants: tuple[Tenant, ...] = Field(
         default=(), description="who may call; without any, everybody may"
     )
     telemetry: Telemetry = Telemetry()
+
+    @field_validator("tenants", mode="after")
+    @classmethod
+    def _with_their_plans(
+        cls, value: tuple[Tenant, ...], info: ValidationInfo
+    ) -> tuple[Tenant, ...]:
+        plans: dict[str, Plan] = info.data.get("plans", {})
+        return tuple(resolve(tenant, plans) for tenant in value)

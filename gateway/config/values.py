@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from .units import shown
 
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_STATE_SCHEMES = ("redis", "rediss", "redis+sentinel", "redis+cluster", "unix")
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?")
 _COMMON = (
     "",
     "0",
@@ -119,6 +121,19 @@ def check_url(value: str) -> str:
     if {".", ".."} & set(unquote(unquote(url.path)).split("/")) or "//" in url.path:
         raise ValueError("must not have empty or dot segments in its path")
     return value.rstrip("/")
+
+
+def check_state_url(value: str) -> str:
+    """Return the address of a Redis or Valkey. It may hold a password, so nothing repeats it."""
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("must be an address of visible ASCII characters")
+    scheme, _, rest = value.partition("://")
+    hosts = rest.partition("/")[0].rpartition("@")[2].split(",")
+    local = scheme == "unix" and rest.startswith("/")
+    if scheme not in _STATE_SCHEMES or not (local or all(_HOST.fullmatch(host) for host in hosts)):
+        schemes = ", ".join(_STATE_SCHEMES)
+        raise ValueError(f"must be an address such as redis://localhost:6379/0 ({schemes})")
+    return value
 
 
 def check_secret(value: str) -> str:

@@ -110,9 +110,9 @@ def test_a_new_key_opens_what_its_line_is_pasted_into(capsys: pytest.CaptureFixt
     key = next(word for word in told.split() if word.startswith("fb_"))
     assert told.count(key) == 1
     config = load.read(f"{GOOD}tenants:\n{told.partition('configuration:')[2]}")
-    tenant = Keys(config.tenants).find(f"Bearer {key}".encode(), None)
-    assert tenant is not None
-    assert tenant.name == "acme"
+    grant = Keys(config.tenants).find(f"Bearer {key}".encode(), None)
+    assert grant is not None
+    assert grant.tenant.name == "acme"
 
 
 def test_a_new_key_comes_as_json_too(capsys: pytest.CaptureFixture[str]):

@@ -82,7 +82,7 @@ def test_all_errors_are_told_at_once():
     text = """\
 version: 2
 server: {prot: 1, max_body: 32Mib, drain: {notice: 5}, admin: {port: true, key: ${NOPE}}}
-state: {url: redis://localhost}
+state: {url: http://localhost}
 pools:
   - name: llama
     name: x
@@ -92,7 +92,7 @@ pools:
       - {name: vllm-0, engine: vlm, url: ftp://10.0.0.1:8000/, max_in_flight: 0}
       - {name: vllm-0, engine: vllm}
 tenants:
-  - {name: acme, limits: {}, keys: ["sha256:aab2"], models: [lama-3-8b]}
+  - {name: acme, limits: {models: [lama-3-8b]}, keys: ["sha256:aab2"], timezone: UTC}
 telemetry: {otlp: , sample: 1000%, log_requests: maybe}
 """
     sizes = "B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
@@ -104,7 +104,14 @@ telemetry: {otlp: , sample: 1000%, log_requests: maybe}
         (2, "server.drain.notice", "'5' has no unit; write one of ms, s, m, h, d after it"),
         (2, "server.max_body", f"'Mib' in '32Mib' is no unit here; use one of {sizes}"),
         (2, "server.prot", "is no known key; did you mean 'port'?"),
-        (3, "state", "is not in this version"),
+        (
+            3,
+            "state.url",
+            (
+                "must be an address such as redis://localhost:6379/0 "
+                "(redis, rediss, redis+sentinel, redis+cluster, unix)"
+            ),
+        ),
         (6, "pools[0].name", "stands twice, first in line 5"),
         (
             7,
@@ -126,12 +133,12 @@ telemetry: {otlp: , sample: 1000%, log_requests: maybe}
         ),
         (11, "pools[0].endpoints[1].url", "is missing; only 'engine: sim' can do without"),
         (13, "tenants[0].keys[0]", "has 4 digits after 'sha256:', not 64; paste the whole line"),
-        (13, "tenants[0].limits", "is not in this version"),
         (
             13,
-            "tenants[0].models[0]",
+            "tenants[0].limits.models[0]",
             "no pool has the model 'lama-3-8b'; did you mean 'llama-3-8b'?",
         ),
+        (13, "tenants[0].timezone", "is not in this version"),
         (14, "telemetry.log_requests", "must be true or false"),
         (14, "telemetry.otlp", "has no value; give it one, or leave the key out"),
         (14, "telemetry.sample", "must be less than or equal to 1"),
@@ -181,7 +188,7 @@ def test_a_file_that_cannot_be_read_is_a_config_error(
         ),
         ("<<: 5", "", "'<<' takes a mapping or a list of them"),
         ("? [a]\n: 1", "", "has a key that is not a plain name"),
-        ("sla: {}", "sla", "is not in this version"),
+        ("profiles: {}", "profiles", "is not in this version"),
         ("experiments: []", "experiments", "is not in this version"),
         ("telemtry: {}", "telemtry", "is no known key; did you mean 'telemetry'?"),
         ("zzz: {}", "zzz", "is no known key"),
@@ -261,7 +268,7 @@ def test_later_orders_are_refused(order: str):
     assert errors(with_line(f"    order: {order}")) == [(7, "pools[0].order", message)]
 
 
-@pytest.mark.parametrize("key", ["limits", "plan", "weight", "fail", "sla"])
+@pytest.mark.parametrize("key", ["priority", "timezone"])
 def test_a_tenants_later_keys_are_refused(key: str):
     line = f"tenants: [{{name: a, keys: ['{digest_of('fb_x')}'], {key}: 1}}]"
     assert errors(with_line(line)) == [(7, f"tenants[0].{key}", "is not in this version")]

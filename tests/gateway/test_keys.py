@@ -9,31 +9,36 @@ from forebay.gateway.keys import OPEN, Keys, digest_of, new_key
 
 ACME_KEY, ACME_DIGEST = new_key()
 BOB_KEY, BOB_DIGEST = new_key()
-ACME = Tenant(name="acme", keys=(ACME_DIGEST,))
-BOB = Tenant(name="bob", keys=(digest_of("fb_older"), BOB_DIGEST))
+ACME = Tenant.model_validate({"name": "acme", "keys": [ACME_DIGEST]})
+BOB = Tenant.model_validate({"name": "bob", "keys": [digest_of("fb_older"), BOB_DIGEST]})
 KEYS = Keys([ACME, BOB])
+
+
+def found(authorization: bytes | None, x_api_key: bytes | None, keys: Keys = KEYS) -> object:
+    grant = keys.find(authorization, x_api_key)
+    return None if grant is None else grant.tenant
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER ", "Bearer   "])
 def test_a_bearer_key_finds_its_tenant(scheme: str):
-    assert KEYS.find(f"{scheme}{ACME_KEY}".encode(), None) is ACME
+    assert found(f"{scheme}{ACME_KEY}".encode(), None) is ACME
 
 
 def test_an_x_api_key_finds_its_tenant():
-    assert KEYS.find(None, BOB_KEY.encode()) is BOB
+    assert found(None, BOB_KEY.encode()) is BOB
 
 
 def test_each_key_of_a_tenant_counts():
-    assert KEYS.find(b"Bearer fb_older", None) is BOB
+    assert found(b"Bearer fb_older", None) is BOB
 
 
 def test_a_bearer_key_counts_before_an_x_api_key():
-    assert KEYS.find(f"Bearer {ACME_KEY}".encode(), BOB_KEY.encode()) is ACME
-    assert KEYS.find(b"Bearer wrong", BOB_KEY.encode()) is None
+    assert found(f"Bearer {ACME_KEY}".encode(), BOB_KEY.encode()) is ACME
+    assert found(b"Bearer wrong", BOB_KEY.encode()) is None
 
 
 def test_another_kind_of_authorization_is_passed_over():
-    assert KEYS.find(b"Basic YTpi", BOB_KEY.encode()) is BOB
+    assert found(b"Basic YTpi", BOB_KEY.encode()) is BOB
 
 
 @pytest.mark.parametrize(
@@ -51,17 +56,17 @@ def test_another_kind_of_authorization_is_passed_over():
     ],
 )
 def test_no_valid_key_finds_nobody(authorization: bytes | None):
-    assert KEYS.find(authorization, None) is None
+    assert found(authorization, None) is None
 
 
 @given(st.none() | st.binary(), st.none() | st.binary())
 def test_malformed_keys_never_raise(authorization: bytes | None, x_api_key: bytes | None):
-    assert KEYS.find(authorization, x_api_key) is None
+    assert found(authorization, x_api_key) is None
 
 
 def test_without_tenants_everybody_may_call_and_see_diagnostics():
-    assert Keys([]).find(None, None) is OPEN
-    assert Keys([]).find(b"Bearer x", None) is OPEN
+    assert found(None, None, Keys([])) is OPEN
+    assert found(b"Bearer x", None, Keys([])) is OPEN
     assert OPEN.debug_headers
 
 
@@ -70,3 +75,22 @@ def test_a_new_key_has_256_random_bits_and_an_id():
     assert re.fullmatch(r"fb_[0-9a-f]{8}_[A-Za-z0-9_-]{43}", key)
     assert digest == digest_of(key)
     assert new_key()[0] != key
+
+
+def test_a_key_counts_until_its_very_moment():
+    times: list[float] = []
+    tenant = Tenant.model_validate(
+        {"name": "t", "keys": [{"digest": ACME_DIGEST, "expires": "2027-01-01"}]}
+    )
+    keys = Keys([tenant], clock=times.pop)
+    until = 1798761600.0
+    for now, expected in ((until - 0.001, tenant), (until, None), (until + 9, None)):
+        times.append(now)
+        assert found(None, ACME_KEY.encode(), keys) is expected
+    grant = Keys([tenant], clock=lambda: 0.0).find(None, ACME_KEY.encode())
+    assert grant is not None
+    assert grant.until == until
+
+
+def test_a_tenant_without_keys_lets_nobody_in():
+    assert found(None, b"x", Keys([Tenant(name="t")])) is None

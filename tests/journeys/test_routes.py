@@ -17,7 +17,7 @@ ACME, OTHER, NARROW = "fb_a_" + "a" * 43, "fb_b_" + "b" * 43, "fb_c_" + "c" * 43
 TENANTS: list[dict[str, Any]] = [
     {"name": "acme", "keys": [digest_of(ACME)], "debug_headers": True},
     {"name": "other", "keys": [digest_of(OTHER)]},
-    {"name": "narrow", "keys": [digest_of(NARROW)], "models": ["b"]},
+    {"name": "narrow", "keys": [digest_of(NARROW)], "limits": {"models": ["b"]}},
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_key_may_use_its_models_only(go: Go, kit: Kit):
 
 def test_a_key_that_may_not_use_a_pools_first_model_gets_its_own(go: Go, kit: Kit):
     async def main() -> None:
-        tenants = [{"name": "t", "keys": [digest_of(ACME)], "models": ["c"]}]
+        tenants = [{"name": "t", "keys": [digest_of(ACME)], "limits": {"models": ["c"]}}]
         async with kit.running(two_pools(kit, tenants=tenants)) as gateway:
             body = {"messages": [{"role": "user", "content": "hi"}]}
             answer = await gateway.ask(kit.post(body, headers=bearer(ACME)))
