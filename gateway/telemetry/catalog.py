@@ -56,6 +56,11 @@ CACHED_TOKENS = _counter(
     "forebay_cached_tokens_total", _TOKENS, "prompt tokens that engines had cached"
 )
 OUTPUT_TOKENS = _counter("forebay_output_tokens_total", _TOKENS, "output tokens, as engines say")
+SLA_REQUESTS = _counter(
+    "forebay_sla_requests_total",
+    ("sla", "met"),
+    "requests of an SLA class; met is whether both ttft and tpot kept to its targets",
+)
 RETRIES = _counter("forebay_retries_total", _POOL, "attempts after a request's first")
 RETRIES_REFUSED = _counter(
     "forebay_retries_refused_total", _POOL, "retries not made since the budget was spent"

@@ -7,7 +7,7 @@ no endpoint was chosen, no tenants are configured, nothing was answered.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -33,6 +33,7 @@ STATES = (
 )
 """What an endpoint may be; exactly one is 1. `returning` is up, below its full limit; `open` and
 `half_open` are the breaker's."""
+_ANY = float("inf")
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -64,6 +65,10 @@ class LabelSpace:
     pools: Mapping[str, PoolLabels]
     tenants: frozenset[str] = frozenset()
     fields: frozenset[str] = frozenset()
+    targets: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+    """Of each SLA class: ttft and tpot in seconds, infinite where it has none."""
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -73,7 +78,8 @@ class LabelSpace:
             for pool in config.pools
         }
         tenants = frozenset(tenant.name for tenant in config.tenants) or frozenset({"default"})
-        return cls(MappingProxyType(pools), tenants, CONTROL_FIELDS)
+        targets = {name: (sla.ttft or _ANY, sla.tpot or _ANY) for name, sla in config.sla.items()}
+        return cls(MappingProxyType(pools), tenants, CONTROL_FIELDS, MappingProxyType(targets))
 
     def pool(self, name: str) -> str:
         """Return the label for a pool's name."""

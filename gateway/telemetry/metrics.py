@@ -142,6 +142,7 @@ class Metrics:
         self._tokens_by_name: dict[tuple[str, str, str], _Tokens] = {}
         self._disconnects = Counter(catalog.DISCONNECTS)
         self._refused = Counter(catalog.RETRIES_REFUSED)
+        self._goodput = Counter(catalog.SLA_REQUESTS)
         self._stripped = Counter(catalog.STRIPPED_FIELDS)
         self._transitions = Counter(catalog.TRANSITIONS)
 
@@ -235,6 +236,13 @@ class Metrics:
             self._disconnects.add((cell.labels[0], _phase(o)))
         if output is not None or o.prompt_tokens is not None:
             self._count_tokens(o)
+        if o.sla:
+            self._count_goodput(o)
+
+    def _count_goodput(self, o: Outcome) -> None:
+        targets = self._labels.targets.get(o.sla)
+        if targets is not None and o.finish is not Finish.LEFT and not _is_callers_fault(o):
+            self._goodput.add((o.sla, "yes" if _met(o, *targets) else "no"))
 
     def _count_tokens(self, o: Outcome) -> None:
         key = (o.pool, o.tenant, o.model)
@@ -276,6 +284,8 @@ class Metrics:
         self._tokens = {k: c for k, c in self._tokens.items() if _same_tokens(known, k)}
         for counter in (self._disconnects, self._refused, self._stripped):
             counter.values = {k: n for k, n in counter.values.items() if stays(k[0])}
+        goodput = self._goodput
+        goodput.values = {k: n for k, n in goodput.values.items() if k[0] in known.targets}
         transitions = self._transitions
         transitions.values = {k: n for k, n in transitions.values.items() if stays(k[0], k[1])}
 
@@ -301,7 +311,8 @@ class Metrics:
         yield catalog.RETRIES, self._of_pools(lambda pool: pool.retries)
         yield catalog.RECEIVED_BYTES, self._of_pools(lambda pool: pool.received)
         yield catalog.SENT_BYTES, self._of_pools(lambda pool: pool.sent)
-        for counter in (self._disconnects, self._refused, self._stripped, self._transitions):
+        counters = (self._disconnects, self._refused, self._stripped, self._transitions)
+        for counter in (*counters, self._goodput):
             yield counter.metric, dict(counter.values)
 
     def _of_pools(self, read: Callable[[_Pool], int]) -> dict[Labels, int]:
@@ -325,6 +336,26 @@ def _phase(o: Outcome) -> str:
     if o.placed is not None:
         return "waiting"
     return "queued" if o.pool else "uploading"
+
+
+def _is_callers_fault(o: Outcome) -> bool:
+    """Whether nothing could be promised: the engine found the request itself wrong."""
+    return o.finish is Finish.REJECTED and o.status < 500 and o.status != 429
+
+
+def _met(o: Outcome, ttft: float, tpot: float) -> bool:
+    """Whether a request kept to its class's targets.
+
+    A whole answer has no first token of its own: it met both when it was there as soon as the last
+    token of a stream that just met them would have been.
+    """
+    if o.finish is not Finish.COMPLETED or o.first_token is None or o.last_token is None:
+        return False
+    gaps = max(0, (o.output_tokens or 1) - 1)
+    if not o.stream:
+        return o.last_token - o.received <= ttft + (tpot * gaps if gaps else 0.0)
+    streamed = o.last_token - o.first_token
+    return o.first_token - o.received <= ttft and (not gaps or streamed <= tpot * gaps)
 
 
 def _same_tokens(known: LabelSpace, labels: Labels) -> bool:

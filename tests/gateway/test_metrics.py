@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from threading import Thread
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -413,3 +415,43 @@ def test_every_metric_of_the_catalog_is_rendered():
 
 def test_every_way_to_end_is_a_label():
     assert {str(finish) for finish in Finish} == FINISHES
+
+
+TARGETS = {"fast": (1.0, 0.5), "any": (float("inf"), float("inf"))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "met"),
+    [
+        ({"stream": True}, "yes"),
+        ({"stream": True, "first_token": 101.25}, "no"),
+        ({"stream": True, "last_token": 103.0}, "no"),
+        ({"stream": True, "output_tokens": 1, "last_token": 100.75}, "yes"),
+        ({"stream": True, "output_tokens": None}, "yes"),
+        ({"first_token": 103.0, "last_token": 103.0}, "yes"),
+        ({"first_token": 103.25, "last_token": 103.25}, "no"),
+        ({"finish": Finish.TRUNCATED, "stream": True}, "no"),
+        ({"finish": Finish.ENGINE_ERROR, "status": 502}, "no"),
+        ({"finish": Finish.TIMEOUT, "status": 504, "first_token": None}, "no"),
+        ({"finish": Finish.REJECTED, "status": 429, "first_token": None}, "no"),
+        ({"finish": Finish.REJECTED, "status": 400, "first_token": None}, None),
+        ({"finish": Finish.LEFT, "status": 499}, None),
+        ({"sla": "gone"}, None),
+        ({"sla": ""}, None),
+        ({"sla": "any", "first_token": 900.0, "last_token": 999.0}, "yes"),
+    ],
+)
+def test_goodput_counts_who_kept_to_both_targets(changes: dict[str, Any], met: str | None):
+    m = Metrics(dataclasses.replace(SPACE, targets=TARGETS))
+    outcome = replace(DONE, **{"sla": "fast", **changes})
+    m.settled(outcome)
+    expected = {} if met is None else {(met, outcome.sla): 1}
+    assert named(scrape(m), "forebay_sla_requests_total") == expected
+
+
+def test_goodput_of_a_class_that_a_reload_took_away_ends():
+    m = Metrics(dataclasses.replace(SPACE, targets=TARGETS))
+    m.settled(replace(DONE, sla="fast"))
+    m.settled(replace(DONE, sla="any"))
+    m.relabel(dataclasses.replace(SPACE, targets={"any": TARGETS["any"]}))
+    assert named(scrape(m), "forebay_sla_requests_total") == {("yes", "any"): 1}
