@@ -430,11 +430,11 @@ class Kit:
     done = DONE
 
     def __init__(self, upstream: type[Upstream]) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
 
     def engine(self, script: Script | bytes, *, kind: str = "openai") -> Engine:
         """Make a scripted engine; bytes are its answer to everything."""
-        return Engine(self._upstream, says(script) if isinstance(script, bytes) else script, kind)
+        return Engine(self.upstream, says(script) if isinstance(script, bytes) else script, kind)
 
 
 def says(answer: bytes) -> Script:
