@@ -288,6 +288,92 @@ async def many(kit: Kit, count: int, seed: int) -> None:
         assert {Finish.LEFT, Finish.COMPLETED} <= {o.finish for o in gateway.outcomes}
 
 
+async def some_events(peer: Peer, kit: Kit, rng: Random) -> bool:
+    """Send a stream, or the beginning of one."""
+    peer.send(kit.events_head())
+    for _ in range(rng.randrange(5)):
+        peer.send(kit.chunk(kit.delta("x" * rng.randrange(2000))))
+        await peer.drain()
+        await asyncio.sleep(0)
+    if rng.random() < 0.4:
+        return False
+    peer.send(kit.chunk(kit.done) + kit.chunk(b""))
+    return True
+
+
+def moody(kit: Kit, rng: Random) -> Any:
+    """Script an engine on a socket that may do anything at all."""
+
+    async def script(peer: Peer, request: bytes, _number: int) -> bool:
+        mood = rng.randrange(8)
+        if mood == 0:
+            peer.send(kit.whole({"error": {"message": "no"}}, status=rng.choice([400, 500, 503])))
+        elif mood == 1:
+            peer.send(kit.whole(b"x" * rng.randrange(50_000))[: rng.randrange(1, 60_000)])
+            return False
+        elif mood == 2:
+            return False
+        elif mood == 3:
+            peer.reset()
+            return False
+        elif mood == 4:
+            await peer.gone()
+            return False
+        elif b'"stream": true' in request:
+            return await some_events(peer, kit, rng)
+        else:
+            peer.send(kit.whole(b"x" * rng.randrange(50_000)))
+        return True
+
+    return script
+
+
+async def impatient(gateway: Gateway, kit: Kit, rng: Random) -> None:
+    """Send a request and leave at some moment, at the end at the latest."""
+    data = kit.post(kit.chat("x" * rng.randrange(2000), stream=rng.random() < 0.5))
+    caller = await gateway.caller()
+    caller.send(data)
+    try:
+        async with asyncio.timeout(rng.choice([0.0, 0.002, 0.02, 0.5])):
+            await caller.answer()
+    except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        pass
+    finally:
+        caller.leave()
+
+
+async def many_over_sockets(kit: Kit, count: int, seed: int) -> None:
+    rng = Random(seed)
+    health = {"interval": 3600.0, "load_interval": 3600.0, "breaker_fails": 10_000}
+    pool = {"health": health, "retry": {"budget": 1.0}}
+    async with kit.engine(moody(kit, rng)) as one, kit.engine(moody(kit, rng)) as two:
+        sections = [one.section("e0", max_in_flight=6), two.section("e1", max_in_flight=6)]
+        async with kit.running(kit.config(sections, pool=pool)) as gateway:
+            left = iter(range(count))
+
+            async def work() -> None:
+                for _ in left:
+                    await impatient(gateway, kit, rng)
+
+            await asyncio.gather(*(work() for _ in range(30)))
+            await gateway.quiet()
+            for endpoint in gateway.pool.endpoints.values():
+                opener: Any = endpoint.opener
+                await kit.until(lambda opener=opener: opener.open_connections == opener.idle)
+            seen = {outcome.finish for outcome in gateway.outcomes}
+            assert {Finish.LEFT, Finish.COMPLETED, Finish.TRUNCATED, Finish.REJECTED} <= seen
+            assert 2 in {outcome.attempts for outcome in gateway.outcomes}
+
+
+def test_a_thousand_requests_over_sockets_leak_nothing(go: Go, kit: Kit):
+    go(many_over_sockets(kit, 1_000, seed=3))
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_over_sockets_leak_nothing(go: Go, kit: Kit):
+    go(many_over_sockets(kit, 10_000, seed=4))
+
+
 def test_a_thousand_requests_with_faults_and_departures_leak_nothing(go: Go, kit: Kit):
     go(many(kit, 1_000, seed=1))
 
