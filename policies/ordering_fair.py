@@ -7,9 +7,9 @@ had nothing waiting is lifted to the virtual time of the latest turn, so that no
 while away, and nobody who was away pays for it.
 
 While two tenants wait, what each got divided by its weight differs by no more than one largest
-charge of each; predictions that turn out wrong add the errors of what is in flight, and nothing
-once that is corrected. Splitting a request, asking for many tiny ones or lying about max_tokens
-changes how a tenant's cost is cut, not how much of it a turn is worth.
+charge of each, plus the most by which the predictions of what was in flight at once were wrong: a
+correction makes good for it in the turns after. Splitting a request, asking for many tiny ones or
+lying about max_tokens changes how a tenant's cost is cut, not how much of it a turn is worth.
 
 When not to use it: where some tenants' requests can go to few endpoints only, their turns come
 late and together.
@@ -20,8 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
+from .ordering_bounded import Bounded, Pace
 from .ordering_fcfs import Fcfs
-from .ordering_hrrn import Hrrn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -168,10 +168,10 @@ class Fair:
 
 
 class Ml(Fair):
-    """Fair across tenants, highest response ratio inside.
+    """Fair across tenants, shortest first inside with a bound on lateness (`bounded`).
 
     `predicts` says that lengths are really predicted; without it all answers are thought alike, and
-    this is `fair`. `uncached` and the bounds on reading ranks are those of `hrrn`.
+    this is `fair`. `uncached` and the bounds on reading sizes are those of `bounded`.
 
     When not to use it: where most requests are of one length; `fair` does the same for less.
     """
@@ -184,8 +184,15 @@ class Ml(Fair):
         reread_dispatches: int = 8,
         uncached: Callable[[Request], int] | None = None,
     ) -> None:
-        def ratio() -> Ordering:
-            return Hrrn(reread_s, reread_dispatches, uncached)
+        pace = Pace()
 
-        super().__init__(inside=ratio if predicts else Fcfs, name="ml")
+        def bounded() -> Ordering:
+            return Bounded(
+                reread_s=reread_s,
+                reread_dispatches=reread_dispatches,
+                uncached=uncached,
+                pace=pace,
+            )
+
+        super().__init__(inside=bounded if predicts else Fcfs, name="ml")
         self.by_size = predicts

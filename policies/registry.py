@@ -17,6 +17,7 @@ from .filter_capability import Capability
 from .filter_room import Room
 from .filter_usable import Usable
 from .ordering_aged import Aged
+from .ordering_bounded import Bounded
 from .ordering_edf import Edf
 from .ordering_fair import Fair, Ml
 from .ordering_fcfs import Fcfs
@@ -35,6 +36,7 @@ GROUP = "forebay.policies"
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {
     "aged": Aged,
+    "bounded": Bounded,
     "edf": Edf,
     "fair": Fair,
     "fcfs": Fcfs,

@@ -42,7 +42,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_our_own_are_found_by_name():
     assert factory("ordering", "fcfs") is Fcfs
     assert [names(kind) for kind in ("ordering", "filter", "score", "pick")] == [
-        ["aged", "edf", "fair", "fcfs", "hrrn", "ml", "sjf"],
+        ["aged", "bounded", "edf", "fair", "fcfs", "hrrn", "ml", "sjf"],
         ["capability", "room", "usable"],
         ["least_tokens"],
         ["seeded"],

@@ -1,0 +1,208 @@
+"""Shortest first, but hardly anybody later than first come, first served would have had it.
+
+Theory of operation. The order of a work-conserving queue does not change when how much work is
+done. So the moment at which a request would have started first come, first served is known while
+another order rules: when as much work has left the queue as had come before it. `Pace` keeps that
+account, and with it the longest such wait of late. A request that has waited longer than that is
+*late*. The oldest late request goes next while late ones got less than `share` of the work; the
+rest goes shortest first. So the bulk of the long requests pays little for what the short ones gain,
+and nobody's wait grows without end.
+
+The largest requests (the top `large` share of sizes) are late only at `patience` times that wait:
+they are few, each of them holds up many, and their own service outweighs the longer wait.
+
+Size is predicted service. A waiting request's is read again, with `uncached`, at most every
+`reread_s` seconds or `reread_dispatches` dispatches, and only of the heads of rungs, each a factor
+of the square root of two wide.
+
+When not to use it: where predictions are poor; where the very largest requests matter most (their
+longest wait is up to `patience` times what first come, first served has); and it knows no tenants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import log2
+from typing import TYPE_CHECKING
+
+from .lanes import Lanes
+from .service import service_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from .contracts import Request
+
+_RUNGS_PER_DOUBLING = 2
+_BINS_PER_DOUBLING = 8
+_BINS = 48 * _BINS_PER_DOUBLING
+_FEW = 100
+"""Sizes seen before any is thought to be among the largest."""
+_REMEMBER = 2000
+"""Sizes seen before they count half."""
+_SPENT_FADES = 0.999
+_WAIT_FADES = 1 - 1 / 20_000
+"""Slowly: what the last rush hour took is what the next one may take."""
+
+
+class Pace:
+    """What first come, first served would have made of the same requests, and how large they are.
+
+    Shared by the queues of a pool, so that one tenant's is held to what all would have waited.
+    """
+
+    __slots__ = ("_came", "_counts", "_left", "_longest", "_seen", "_turns")
+
+    def __init__(self) -> None:
+        self._turns: deque[tuple[float, float]] = deque()
+        """Work that had come before each waiting request, and when it came, in that order."""
+        self._came = 0.0
+        self._left = 0.0
+        self._longest = 0.0
+        self._counts = [0.0] * _BINS
+        self._seen = 0.0
+
+    def came(self, request: Request, size: float) -> None:
+        """Take in a request that waits."""
+        self._turns.append((self._came, request.arrived))
+        self._came += size
+        if self._seen >= _REMEMBER:
+            self._counts = [count / 2 for count in self._counts]
+            self._seen /= 2
+        self._counts[_bin(size)] += 1
+        self._seen += 1
+
+    def gone(self, size: float, now: float) -> None:
+        """Take in that a request waits no longer."""
+        self._left += size
+        turns = self._turns
+        while turns and turns[0][0] < self._left:
+            wait = now - turns.popleft()[1]
+            self._longest = max(wait, self._longest * _WAIT_FADES)
+
+    def longest(self, now: float) -> float:
+        """Return the longest wait of late, first come, first served, in seconds."""
+        return max(self._longest, now - self._turns[0][1]) if self._turns else self._longest
+
+    def is_large(self, size: float, share: float) -> bool:
+        """Tell whether a size is in the top share of those seen of late."""
+        if self._seen < _FEW:
+            return False
+        return sum(self._counts[_bin(size) :]) <= share * self._seen
+
+
+@dataclass(slots=True)
+class Bounded:
+    """Orders by size, and by age among the late."""
+
+    share: float = 0.72
+    """Of the work that late requests may take before shorter ones."""
+    large: float = 0.015
+    """Share of the requests that are thought large."""
+    patience: float = 4.0
+    """How many longest waits of first come, first served a large one may wait."""
+    reread_s: float = 0.05
+    reread_dispatches: int = 8
+    uncached: Callable[[Request], int] | None = None
+    """Uncached prompt tokens of a waiting request as they are now."""
+    pace: Pace = field(default_factory=Pace, repr=False)
+    rank_changes: int = 0
+    """Heads whose size has changed while they waited."""
+    name: str = "bounded"
+    by_size: bool = True
+    _by_size: Lanes = field(default_factory=Lanes, init=False, repr=False)
+    _by_age: Lanes = field(default_factory=Lanes, init=False, repr=False)
+    _large: Lanes = field(default_factory=Lanes, init=False, repr=False)
+    _sizes: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False)
+    _now: float = field(default=0.0, init=False)
+    _work: float = field(default=0.0, init=False)
+    _helped: float = field(default=0.0, init=False)
+    _read_at: float = field(default=0.0, init=False)
+    _dispatched: int = field(default=0, init=False)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a request into the queue; ValueError when it waits already."""
+        self._now = now
+        size = self._size(request)
+        self._put(request, size)
+        large = self.pace.is_large(size, self.large)
+        aged = self._large if large else self._by_age
+        aged.add(request, (request.arrived, request.sequence))
+        self._sizes[request.id] = size
+        self.pace.came(request, size)
+
+    def discard(self, request: Request) -> bool:
+        """Forget a request that left; False when it was not waiting."""
+        if not self._by_size.discard(request):
+            return False
+        if not self._by_age.discard(request):
+            self._large.discard(request)
+        self.pace.gone(self._sizes.pop(request.id), self._now)
+        return True
+
+    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
+        """Remove and return the request that is next and `fits`; None when none does."""
+        self._now = now
+        if self.uncached is not None and self._is_time(now):
+            self._reread(now)
+        known: dict[Hashable, bool] = {}
+
+        def asked(request: Request) -> bool:
+            shape = request.shape
+            if shape not in known:
+                known[shape] = fits(request)
+            return known[shape]
+
+        request = self._oldest_late(now, asked)
+        helped = request is not None
+        request = request or self._by_size.first(asked)
+        if request is None:
+            return None
+        size = self._sizes[request.id]
+        self._work = self._work * _SPENT_FADES + size
+        self._helped = self._helped * _SPENT_FADES + (size if helped else 0.0)
+        self._dispatched += 1
+        self.discard(request)
+        return request
+
+    def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
+        if self._helped > self.share * self._work:
+            return None
+        longest = self.pace.longest(now)
+        for lanes, bound in ((self._by_age, longest), (self._large, self.patience * longest)):
+            request = lanes.first(fits)
+            if request is not None and now - request.arrived > bound:
+                return request
+        return None
+
+    def _size(self, request: Request) -> float:
+        if self.uncached is None:
+            return service_of(request)
+        return service_of(request, uncached=self.uncached(request))
+
+    def _put(self, request: Request, size: float) -> None:
+        key = (request.shape, int(log2(size) * _RUNGS_PER_DOUBLING))
+        self._by_size.add(request, (size, request.sequence), key)
+
+    def _is_time(self, now: float) -> bool:
+        return self._dispatched >= self.reread_dispatches or now - self._read_at >= self.reread_s
+
+    def _reread(self, now: float) -> None:
+        """Put heads whose size has changed where they belong now."""
+        self._read_at, self._dispatched = now, 0
+        for lane in list(self._by_size):
+            top = lane.waiting.top()
+            assert top is not None
+            request, size = top[1], self._size(top[1])
+            if size != top[0][0]:
+                self._by_size.discard(request)
+                self._put(request, size)
+                self.rank_changes += 1
+
+
+def _bin(size: float) -> int:
+    return min(_BINS - 1, int(log2(size) * _BINS_PER_DOUBLING))

@@ -1,0 +1,143 @@
+"""Shortest first, but hardly anybody later than first come, first served would have had it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from forebay.policies.contracts import Request, Route
+from forebay.policies.ordering_bounded import Bounded, Pace
+
+
+def ask(number: int, tokens: int, *, arrived: float = 0.0, model: str = "m") -> Request:
+    return Request(
+        id=str(number),
+        pool="p",
+        route=Route.CHAT,
+        model=model,
+        tenant="",
+        sequence=number,
+        arrived=arrived,
+        deadline=1e9,
+        prompt_tokens_estimate=1,
+        output_tokens_estimate=tokens,
+        uncached_tokens=1,
+    )
+
+
+def drain(ordering: Bounded, now: float = 0.0) -> list[int]:
+    taken: list[int] = []
+    while (request := ordering.next(now, lambda _: True)) is not None:
+        taken.append(request.sequence)
+    return taken
+
+
+def test_the_shortest_goes_first_and_equals_by_age() -> None:
+    ordering = Bounded()
+    for number, tokens in enumerate((300, 20, 100, 20)):
+        ordering.add(ask(number, tokens), 0.0)
+
+    assert (drain(ordering), len(ordering)) == ([1, 3, 2, 0], 0)
+
+
+def test_pace_knows_when_first_come_first_served_would_have_had_each() -> None:
+    pace = Pace()
+    for number, size in enumerate((10.0, 10.0, 10.0)):
+        pace.came(ask(number, 1, arrived=float(number)), size)
+
+    pace.gone(10.0, 5.0)  # whichever left: the first would have
+    after_one = pace.longest(5.0)
+    pace.gone(10.0, 9.0)
+    pace.gone(10.0, 9.0)
+
+    # One left at 5: the first would have waited 5, and the second has waited 4 by now.
+    assert after_one == 5.0
+    assert pace.longest(100.0) == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_late_request_goes_before_shorter_ones_and_not_always() -> None:
+    ordering = Bounded(share=0.5)
+    ordering.add(ask(0, 1000), 0.0)
+    for number in range(1, 50):
+        ordering.add(ask(number, 100, arrived=number / 100), number / 100)
+
+    # With the first the work before its own is done; after it late ones have had their share.
+    first = ordering.next(4.0, lambda _: True)
+    assert first is not None
+    assert [first.sequence, *drain(ordering, 5.0)[:4]] == [1, 0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nearly_nobody_waits_much_longer_than_first_come_first_served(seed: int) -> None:
+    """One server, busy at .95 with rushes: the mean wait halves, and the tail hardly grows."""
+    rng = Random(seed)
+    arrivals: list[tuple[float, int]] = []
+    clock = 0.0
+    for number in range(6000):
+        rate = 1.6 if number // 500 % 3 == 0 else 0.8
+        clock += rng.expovariate(rate)
+        arrivals.append((clock, max(1, round(rng.lognormvariate(5.0, 1.0)))))
+    mean = sum(tokens for _, tokens in arrivals) / len(arrivals)
+
+    fcfs = sorted(_waits(arrivals, None, mean))
+    bounded = sorted(_waits(arrivals, Bounded(), mean))
+
+    assert sum(bounded) < 0.65 * sum(fcfs)
+    assert bounded[int(0.99 * len(bounded))] < 1.2 * fcfs[int(0.99 * len(fcfs))]
+
+
+def _waits(arrivals: list[tuple[float, int]], ordering: Bounded | None, mean: float) -> list[float]:
+    """Serve one at a time; None is first come, first served."""
+    if ordering is None:
+        waits: list[float] = []
+        free = 0.0
+        for arrived, tokens in arrivals:
+            start = max(free, arrived)
+            waits.append(start - arrived)
+            free = start + 0.95 * tokens / mean
+        return waits
+    waits, free, index = [], 0.0, 0
+    while len(waits) < len(arrivals):
+        if not len(ordering):
+            free = max(free, arrivals[index][0])
+        while index < len(arrivals) and arrivals[index][0] <= free:
+            arrived, tokens = arrivals[index]
+            ordering.add(ask(index, tokens, arrived=arrived), arrived)
+            index += 1
+        request = ordering.next(free, lambda _: True)
+        assert request is not None
+        waits.append(free - request.arrived)
+        free += 0.95 * request.output_tokens_estimate / mean
+    return waits
+
+
+def test_a_waiting_request_whose_prefix_became_cached_moves_up() -> None:
+    cached: dict[str, int] = {}
+    ordering = Bounded(uncached=lambda request: cached.get(request.id, 2000))
+    ordering.add(ask(0, 2000), 0.0)
+    ordering.add(ask(1, 50), 0.0)
+    cached |= {"0": 0, "1": 9000}
+
+    assert (drain(ordering, 1.0), ordering.rank_changes) == ([0, 1], 2)
+
+
+def test_one_that_left_is_forgotten_and_leaves_the_account_even() -> None:
+    ordering = Bounded()
+    long, short = ask(0, 900), ask(1, 10)
+    ordering.add(long, 0.0)
+    ordering.add(short, 0.0)
+
+    assert [ordering.discard(long), ordering.discard(long), len(ordering)] == [True, False, 1]
+    assert drain(ordering, 3.0) == [1]
+    assert ordering.pace.longest(99.0) == 3.0
+
+
+def test_what_does_not_fit_holds_up_nobody() -> None:
+    ordering = Bounded()
+    ordering.add(ask(0, 10, model="a"), 0.0)
+    ordering.add(ask(1, 500, model="b"), 0.0)
+
+    chosen = ordering.next(0.0, lambda request: request.model == "b")
+
+    assert (chosen is not None and chosen.sequence, len(ordering)) == (1, 1)
