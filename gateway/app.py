@@ -4,7 +4,7 @@
     App.admit  route, key, room in memory                                    404 405 401 429
     App.serve  local answers (models, health, metrics), or:
     intake     body -> Inbound (model, pool, Request)                        400 403 404 415
-    meter      reserve(request) -> lease                                     429
+    meter      reserve(request) -> lease, now or by callback                 429 503
     Relay      queue -> placement -> engine -> bytes back                    429 502 503 504
     App.settled  the one outcome: lease, metrics, access log, trace
 
@@ -203,6 +203,7 @@ class App:
             headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        headers += error.headers
         theirs = None if message is None else callers_id(message.headers.get(b"x-request-id"))
         headers.append((b"x-request-id", (theirs or request_id).encode()))
         return Refusal(error.status, dialect_of_path(path).body(error), tuple(headers))
@@ -221,11 +222,12 @@ class App:
                 tenant = message.tenant
                 return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type] - set by admit
             relay = Relay(self, inbound, responder)
-            relay.lease = self._meter.reserve(inbound.request)
+            relay.lease = lease = self._meter.reserve(inbound.request, inbound.model, relay)
         except Rejected as error:
             self.turn_away(error, message, responder)
             return None
-        relay.begin(self.now())
+        if not lease.pending:
+            relay.begin(self.now())
         return relay
 
     def _verify(self, token: Unverified, message: Message, responder: Responder) -> Guest | None:

@@ -142,6 +142,10 @@ class Relay:
         self._app.active.add(self)
         self._submit(self.request, now)
 
+    def granted(self) -> None:
+        """See meter.Asking."""
+        self.begin(self._app.now())
+
     def _submit(self, request: Request, now: float) -> None:
         self.request = request
         pool = self._inbound.pool
@@ -471,16 +475,25 @@ class Relay:
 
     def drained(self) -> None:
         """End what the drain limit has left."""
+        self._stop(shutting_down())
+
+    def revoked(self, error: Rejected) -> None:
+        """See meter.Asking."""
+        self._stop(error)
+
+    def _stop(self, error: ForebayError) -> None:
         if self._state is _STREAMING:
             self._close_stream()
-            self._end_stream(shutting_down(), b"", Finish.DRAINED)
+            self._end_stream(error, b"", Finish.DRAINED)
         else:
-            self._answer_error(shutting_down(), finish=Finish.DRAINED)
+            self._answer_error(error, finish=Finish.DRAINED)
 
     # -- settling --------------------------------------------------------------------------------
 
     def _head(self, error: ForebayError | None = None) -> list[tuple[bytes, bytes]]:
-        return self._app.response_head(self._inbound, self.outcome, self._type, error)
+        head = self._app.response_head(self._inbound, self.outcome, self._type, error)
+        head += self.lease.headers()
+        return head
 
     def _close_stream(self) -> None:
         """Stop the engine, its own way where closing the connection is not enough."""
@@ -508,7 +521,10 @@ class Relay:
             pool.dispatcher.leave(self.request)
         self._state = advance(self._state, last_event(self._state, finish))
         outcome.finish, outcome.ended = finish, now
-        seen = self._seen if self._events is None else self._events.scanner.seen
+        seen = self._seen
+        if self._events is not None:
+            scanner = self._events.scanner
+            seen, outcome.events = scanner.seen, scanner.events
         if seen is not None:
             outcome.prompt_tokens = seen.prompt_tokens
             outcome.cached_tokens = seen.cached_tokens

@@ -37,6 +37,8 @@ class ForebayError(Exception):
     status = 500
     code = "internal_error"
     type = "server_error"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the answer says beside the error."""
 
     def __init__(
         self,
@@ -231,6 +233,8 @@ class Outcome(Struct, gc=False):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     finish_reason: str = ""
+    events: int = 0
+    """Events of a streamed answer that have passed: about as many as output tokens."""
     bytes_in: int = 0
     bytes_out: int = 0
     trace: str = ""
