@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
+    from forebay.prefixcache.blocks import BlockHash
+
 
 class ForebayError(Exception):
     """Whatever forebay itself can name as wrong."""
@@ -172,6 +174,8 @@ class Request(Struct, frozen=True, gc=False):
     body_bytes: int = 0
     stream: bool = False
     session: str | None = None
+    blocks: tuple[BlockHash, ...] = ()
+    """The prompt's chain of block hashes; empty where its pool does not look at prefixes."""
     endpoint: str | None = None
     """The only endpoint that can serve it (a stored response lives on one), or None."""
     avoid: frozenset[str] = frozenset()

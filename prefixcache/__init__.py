@@ -1,5 +1,6 @@
-"""Prefix cache: who holds which prefix?
+"""Answer the question: who holds which prefix.
 
-Block hashing, the index of holders, eviction, and the readers of engine KV events. The cores are
-pure; I/O sits in `events` and `shared`. Imports nothing else of forebay.
+`blocks` names prefixes by chained hashes, `index` says which endpoints hold them, `learned` guesses
+it from where requests went and corrects itself by what engines report. Pure: no I/O, no clock.
+Imports nothing else of forebay.
 """

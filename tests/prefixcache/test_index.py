@@ -1,0 +1,94 @@
+"""The index against a naive model: sets of endpoints in a dict."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.prefixcache.index import Index
+
+if TYPE_CHECKING:
+    from forebay.prefixcache.blocks import BlockHash
+
+ENDPOINTS = ("a", "b", "c")
+STEP = st.tuples(
+    st.sampled_from(("store", "remove", "clear")),
+    st.sampled_from(ENDPOINTS),
+    st.lists(st.integers(0, 20), max_size=8),
+)
+
+
+def chain(numbers: list[int]) -> list[BlockHash]:
+    return cast("list[BlockHash]", numbers)
+
+
+@settings(deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_any_interleaving_leaves_what_a_dict_of_sets_would(steps: list[tuple[str, str, list[int]]]):
+    index, naive = Index(), {endpoint: dict[int, None]() for endpoint in ENDPOINTS}
+    for kind, endpoint, numbers in steps:
+        own = naive[endpoint]
+        if kind == "store":
+            index.store(endpoint, chain(numbers))
+            for number in numbers:
+                own.pop(number, None)
+                own[number] = None
+        elif kind == "remove":
+            held = len(own)
+            for number in numbers:
+                own.pop(number, None)
+            assert index.remove(endpoint, chain(numbers)) == held - len(own)
+        else:
+            assert index.clear(endpoint) == len(own)
+            own.clear()
+    for number in range(21):
+        holders = tuple(e for e in ENDPOINTS if number in naive[e])
+        assert index.holders(cast("BlockHash", number)) == holders
+    assert len(index) == len({number for own in naive.values() for number in own})
+    assert {e: index.oldest(e, 99) for e in ENDPOINTS} == {e: [*naive[e]] for e in ENDPOINTS}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 300)))
+def test_a_lookup_finds_how_far_each_endpoint_holds_the_chain(size: int, depths: dict[str, int]):
+    index, blocks = Index(), chain(list(range(1000, 1000 + size)))
+    for endpoint, depth in depths.items():
+        index.store(endpoint, blocks[:depth])
+    expected = {e: min(d, size) for e, d in depths.items() if d}
+    assert index.match(blocks) == expected
+
+
+def test_a_long_lookup_asks_for_few_blocks():
+    class Counting(dict[int, int]):
+        asked = 0
+
+        def get(self, key: int, default: int = 0) -> int:  # type: ignore[override] - as used here
+            Counting.asked += 1
+            return super().get(key, default)
+
+    index, blocks = Index(), chain(list(range(4096)))
+    index.store("a", blocks)
+    index.store("b", blocks[:1000])
+    index._holders = Counting(index._holders)
+    assert index.match(blocks) == {"a": 4096, "b": 1000}
+    assert Counting.asked < 100
+
+
+@pytest.mark.parametrize("blocks", [[], [7]])
+def test_nothing_is_found_where_nothing_is_held(blocks: list[int]):
+    assert Index().match(chain(blocks)) == {}
+
+
+def test_a_full_index_has_nothing_for_the_garbage_collector():
+    import gc
+
+    index, rng = Index(), random.Random(1)
+    gc.collect()
+    before = len(gc.get_objects())
+    index.store("a", chain([rng.getrandbits(64) for _ in range(50_000)]))
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
