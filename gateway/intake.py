@@ -47,6 +47,8 @@ USAGE_ROUTES = frozenset({Route.CHAT, Route.COMPLETIONS})
 """Routes that tell usage in a stream only when asked."""
 BYTES_PER_TOKEN = 4
 """Rough, and of the whole body: media in base64 count far too much, which errs on the safe side."""
+_COUNTED = 64 << 10
+"""Bytes of prompts up to which they are counted exactly; of longer ones, by their brackets."""
 
 
 class Inbound:
@@ -189,14 +191,22 @@ def output_limit(body: AnyBody) -> int | None:
 
 def answers(body: AnyBody) -> int:
     """Return how many answers one call asks for: `n` for each prompt."""
-    prompts = 1
-    if "prompt" in body.members:
-        listed = body.get("prompt")
-        if isinstance(listed, list) and listed and not isinstance(listed[0], int):
-            prompts = len(listed)  # type: ignore[reportUnknownArgumentType] - any JSON
+    prompts = _prompts(body) if "prompt" in body.members else 1
     if "n" not in body.members:
         return prompts
     value = body.get("n")
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
         return min(value, 1024) * prompts
     return prompts
+
+
+def _prompts(body: AnyBody) -> int:
+    """Count the prompts of a completion: strings or lists of tokens; one that is neither is one."""
+    text = bytes(body.members["prompt"])
+    if not text.startswith(b"["):
+        return 1
+    if len(text) > _COUNTED:  # decoded, a hostile one would hold up everybody
+        inner = text[1:].lstrip()
+        return max(1, inner.count(b"[") if inner.startswith(b"[") else inner.count(b'"') // 2)
+    listed = body.get("prompt")
+    return 1 if not listed or isinstance(listed[0], int) else len(listed)

@@ -27,6 +27,10 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 _SPACE, _BRACE = b" {"
+MOST_MEMBERS = 1000
+"""Finding a member costs microseconds, so there may not be millions."""
+_MOST_SCANNED = 64 << 10
+"""Bytes of values that may be looked through token by token: 20 ms."""
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value = msgspec.json.Decoder().decode
@@ -50,9 +54,17 @@ class Body:
         self.spans = spans
 
     def get(self, key: str) -> Any:
-        """Decode one member; None when absent or null."""
+        """Decode one member; None when absent or null.
+
+        Raises InvalidRequest: until now it was only skipped, and a number may be too large.
+        """
         raw = self.members.get(key)
-        return None if raw is None else _value(raw)
+        if raw is None:
+            return None
+        try:
+            return _value(raw)
+        except (msgspec.DecodeError, RecursionError):
+            raise InvalidRequest(f"the value of '{key}' cannot be read", param=key) from None
 
     def splice(self, replace: Mapping[str, bytes], drop: Iterable[str] = ()) -> bytes:
         """Return the body with members replaced, appended or dropped, the rest byte for byte."""
@@ -85,8 +97,14 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
         raise InvalidRequest("the body must be a JSON object") from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(_syntax(raw, error)) from None
+    if len(members) > MOST_MEMBERS:
+        raise _too_many()
     spans = _walk(raw, members)
-    return Body(raw, members, _scan(raw, known) if spans is None else spans)
+    return Body(raw, members, _scan(raw, members, known) if spans is None else spans)
+
+
+def _too_many() -> InvalidRequest:
+    return InvalidRequest(f"the body has more than {MOST_MEMBERS} members")
 
 
 def _check_unicode(raw: bytes) -> None:
@@ -138,10 +156,10 @@ def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
     return spans if raw[0] == _BRACE and raw[position:] == b"}" else None
 
 
-def _scan(raw: bytes, known: frozenset[str]) -> list[Span]:
+def _scan(raw: bytes, members: Mapping[str, msgspec.Raw], known: frozenset[str]) -> list[Span]:
     """Find the members by tokens: escaped and repeated keys included."""
     spans, seen = list[Span](), set[str]()
-    position = _skip(raw, 0) + 1
+    position, left = _skip(raw, 0) + 1, _MOST_SCANNED
     while True:
         start = _skip(raw, position)
         literal = _STRING.match(raw, start)
@@ -150,10 +168,16 @@ def _scan(raw: bytes, known: frozenset[str]) -> list[Span]:
         key = _text(literal.group())
         if key in seen and key in known:
             raise InvalidRequest(f"the body names '{key}' more than once", param=key)
+        if len(spans) >= MOST_MEMBERS:
+            raise _too_many()
         seen.add(key)
         value = _skip(raw, raw.index(b":", literal.end()) + 1)
-        position = _value_end(raw, value)
-        spans.append((key, start, value, value + len(raw[value:position].rstrip(_WHITE))))
+        end = _end_of(raw, value, bytes(members[key]))
+        if end is None:
+            end = _find_end(raw, value, left)
+            left -= end - value
+        spans.append((key, start, value, end))
+        position = _skip(raw, end)
         if raw[position : position + 1] == b"}":
             return spans
         position += 1
@@ -165,15 +189,26 @@ def _skip(raw: bytes, position: int) -> int:
     return match.end()
 
 
-def _value_end(raw: bytes, position: int) -> int:
-    """Find the comma or brace that ends the value starting at `position`."""
+def _end_of(raw: bytes, position: int, value: bytes) -> int | None:
+    """Return where the value at `position` ends, if it is `value`, the last of its key."""
+    end = position + len(value)
+    after = _skip(raw, end)
+    same = raw[position:end] == value and raw[after : after + 1] in (b",", b"}")
+    return end if same else None
+
+
+def _find_end(raw: bytes, position: int, most: int) -> int:
+    """Find by its tokens where the value at `position` ends: it is not the last of its key."""
     depth = 0
     for token in _TOKEN.finditer(raw, position):
+        at = token.start()
+        if at - position > most:
+            raise InvalidRequest("the body repeats long members; name each once")
         mark = token.group()
         if mark in (b"{", b"["):
             depth += 1
         elif depth == 0 and mark in (b",", b"}"):
-            return token.start()
+            return position + len(raw[position:at].rstrip(_WHITE))
         elif mark in (b"}", b"]"):
             depth -= 1
     return len(raw)  # pragma: no cover - the parser has accepted the text, so a brace comes
