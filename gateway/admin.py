@@ -1,9 +1,11 @@
 """The control plane: status as JSON, health, metrics, API description, and a page to watch.
 
 A FastAPI app of its own, on its own port and thread; nothing of it is loaded unless `server.admin`
-is configured. It only reads, and only copies. Who may ask: with a key, who shows it as a bearer
+is configured. Here it only reads, and only copies; what changes something is in
+`admin_operations`. Who may ask: with a key, who shows it as a bearer
 token; without one, a peer on this machine that calls us by a loopback name, which keeps out web
-pages that had their own name point here. What says nothing of the traffic (the page's empty frame,
+pages that had their own name point here; and who changes something must not do it from another
+site's page. What says nothing of the traffic (the page's empty frame,
 the description, health) needs no key. Serve it without trust in `X-Forwarded-For`.
 """
 
@@ -16,7 +18,7 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -140,8 +142,8 @@ class Readiness(_Model):
     pools: dict[str, PoolHealth]
 
 
-def admin_app(state: AdminState, key: str | None) -> FastAPI:
-    """Build the app. `key` None means that only this machine may ask."""
+def admin_app(state: AdminState, key: str | None, *routers: APIRouter) -> FastAPI:
+    """Build the app. `key` None means that only this machine may ask; `routers` add to it."""
     app = FastAPI(
         title="forebay admin",
         version=__version__,
@@ -151,6 +153,8 @@ def admin_app(state: AdminState, key: str | None) -> FastAPI:
     app.add_middleware(Guard, key=key)
     app.add_exception_handler(HTTPException, _failed)
     _add_api(app, state)
+    for router in routers:
+        app.include_router(router)
     _add_pages(app)
     return app
 
@@ -285,11 +289,13 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._digest is None:
-            if _is_local(scope, headers):
+            if _is_local(scope, headers) and not _is_foreign_change(scope, headers):
+                _name(scope, "loopback")
                 return None
             message = "only this machine may ask; set server.admin.key to allow others"
             return _error(403, message, "permission_error")
         if scope["path"] in OPEN or self._is_key(headers.get(b"authorization", b"")):
+            _name(scope, f"key:{self._digest.hex()[:12]}")
             return None
         return _error(401, "the admin key is missing or wrong", "authentication_error")
 
@@ -297,6 +303,19 @@ class Guard:
         scheme, _, token = header.partition(b" ")
         shown = sha256(token.strip()).digest()
         return hmac.compare_digest(shown, self._digest or b"") and scheme.lower() == b"bearer"
+
+
+def _name(scope: Scope, who: str) -> None:
+    """Note who asks, for whoever writes down what was changed."""
+    scope.setdefault("state", {})["who"] = who
+
+
+def _is_foreign_change(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser sends this for another site's page, which could not do so with a key."""
+    if scope["method"] in ("GET", "HEAD"):
+        return False
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b"")
 
 
 def _is_local(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:

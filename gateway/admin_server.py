@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import uvicorn
 
 from .admin import admin_app
+from .admin_operations import operations_router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from starlette.types import ASGIApp
 
     from forebay.gateway.config.sections import Admin
 
+    from .operations import Operations
     from .telemetry.metrics import Metrics, PoolTotals
     from .telemetry.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _PATIENCE = 2.0
 
 
@@ -30,6 +35,11 @@ class Watched(Protocol):
     @property
     def metrics(self) -> Metrics:
         """What is counted; may be read from any thread."""
+        ...
+
+    @property
+    def operations(self) -> Operations:
+        """What an operator may do; for the loop's thread."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -50,7 +60,16 @@ class _State:
         async def take() -> Snapshot:
             return self._watched.snapshot()
 
-        return asyncio.run_coroutine_threadsafe(take(), self._loop).result(_PATIENCE)
+        return self.call(take())
+
+    def call(self, work: Coroutine[Any, Any, T], patience_s: float = _PATIENCE) -> T:
+        """Run something on the loop and wait for it. Raises TimeoutError."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result(patience_s)
+        except TimeoutError:
+            running.cancel()
+            raise
 
     def totals(self) -> Mapping[str, PoolTotals]:
         """See AdminState."""
@@ -78,9 +97,13 @@ class AdminServer:
         """
         state = _State(watched, asyncio.get_running_loop())
         key = section.key.get_secret_value() if section.key else None
+
+        def build() -> ASGIApp:
+            return admin_app(state, key, operations_router(watched.operations, state.call))
+
         server = uvicorn.Server(
             uvicorn.Config(
-                lambda: admin_app(state, key),
+                build,
                 factory=True,
                 host=section.host,
                 port=section.port,

@@ -22,6 +22,7 @@ from .keys import Keys
 from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .meter import Unmetered
+from .operations import CannotNow, Operations
 from .protocol import Connections, HttpProtocol, Phase
 from .reload import Watcher
 from .status import take_snapshot
@@ -35,12 +36,13 @@ from .telemetry.writer import LineWriter
 from .tokens import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from forebay.gateway.config.sections import Config
 
     from .admin_server import AdminServer
+    from .quota.ledger import Row
     from .telemetry.snapshot import Snapshot
     from .telemetry.spans import Spans
 
@@ -100,6 +102,7 @@ class Process:
         self._draining = False
         self._listening = False
         self._watcher: Watcher | None = None
+        self.operations = Operations(self)
         self._tokens: Tokens | None = None
 
     async def run(self) -> int:
@@ -319,6 +322,22 @@ class Process:
 
     def _forget_heads(self) -> None:
         self.connections.heads.clear()
+
+    # -- what operators do -----------------------------------------------------------------------
+
+    async def reload(self) -> ConfigError | None:
+        """Read the configuration now; return why it was refused."""
+        if self._watcher is None:
+            raise CannotNow("there is no configuration file to read")
+        return await self._watcher.reload()
+
+    async def used(self, tenant: str) -> tuple[float, ...]:  # noqa: ARG002 - until there is a meter
+        """Return what a tenant has used now, in the order of `policies.quota.NAMES`."""
+        raise CannotNow("nothing is metered")
+
+    async def usage(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:  # noqa: ARG002 - likewise
+        """Return the ledger's rows from a day on."""
+        raise CannotNow("no usage is kept")
 
     @staticmethod
     def _keys_of(config: Config, tokens: Tokens | None) -> Keys:

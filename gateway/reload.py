@@ -98,6 +98,10 @@ class Watcher:
         """Read the file now, changed or not. For SIGHUP; to be called on the loop."""
         self._poked.set()
 
+    async def reload(self) -> ConfigError | None:
+        """Read the file now, changed or not; return why it was refused."""
+        return await self._judge(await asyncio.to_thread(self._content))
+
     async def run(self) -> None:
         """Watch until cancelled."""
         now = asyncio.get_running_loop().time
@@ -126,18 +130,21 @@ class Watcher:
         except OSError:
             return None
 
-    async def _judge(self, content: bytes | None) -> None:
+    async def _judge(self, content: bytes | None) -> ConfigError | None:
         self._settling.judge(_digest(content))
         try:
             self._apply(await asyncio.to_thread(self._config, content))
         except ConfigError as error:
             self._refuse(error, _digest(content))
+            return error
         except Exception:
             self._ok = False
             logger.exception("configuration could not be applied", extra={"file": str(self._path)})
+            return ConfigError("could not be applied; the log says why")
         else:
             self._ok, self._refused = True, None
             logger.info("configuration applied", extra={"file": str(self._path)})
+            return None
 
     def _config(self, content: bytes | None) -> Config:
         if content is None:

@@ -82,12 +82,15 @@ class Health:
         "_ramp_from",
         "_request_fails",
         "_settings",
+        "drained",
         "optimistic",
         "state",
     )
 
     def __init__(self, settings: HealthSettings, *, optimistic: bool = False) -> None:
         self.optimistic = optimistic
+        self.drained = False
+        """Taken out of the rotation by an operator, however it is."""
         self.state = State.STARTING
         self._settings = settings
         self._probe_fails = 0
@@ -102,7 +105,7 @@ class Health:
     def usable(self) -> bool:
         """In rotation, perhaps with a small share."""
         state = self.state
-        return (
+        return not self.drained and (
             state is State.UP
             or state is State.TRIAL
             or (state is State.STARTING and self.optimistic)

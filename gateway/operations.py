@@ -1,0 +1,189 @@
+"""What an operator may look at and change while the gateway runs; on the loop's thread.
+
+The admin API asks for it here, and so may whatever else acts in an operator's place. Every change
+is one line in the log, from the logger `forebay.audit`: who, what, to whom, and how it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.gateway.config.errors import ConfigErrors, Fault
+from forebay.policies.quota import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.gateway.config.sections import Tenant
+
+    from .pools import Endpoint, Pool
+    from .process import Process
+    from .quota.ledger import Row
+
+audit = logging.getLogger("forebay.audit")
+
+_SHOWN_DIGITS = 12
+
+
+class NotThere(Exception):  # noqa: N818 - what is asked for, not what broke
+    """There is no such tenant, pool or endpoint."""
+
+
+class CannotNow(Exception):  # noqa: N818 - likewise
+    """It cannot be done in the state that the gateway is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatus:
+    """One tenant, its plan's settings included."""
+
+    name: str
+    plan: str | None
+    sla: str | None
+    weight: float
+    reserve: float
+    fail: str
+    paused: bool
+    keys: int
+    models: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStatus:
+    """What may be known of a key."""
+
+    id: str
+    """The first digits of its digest; the rest is told to nobody."""
+    expires: float | None
+    expired: bool
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """One limit, and how much of it is used now. `limit` None: none is set."""
+
+    name: str
+    limit: float | None
+    used: float
+
+    @property
+    def left(self) -> float | None:
+        """Return what is left of it."""
+        return None if self.limit is None else max(0.0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointDrain:
+    """Whether an endpoint gets new requests, and how many it still has."""
+
+    pool: str
+    endpoint: str
+    drained: bool
+    in_flight: int
+
+
+class Operations:
+    """Looks and changes, by name. Raises NotThere for a name that is none."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    # -- tenants ---------------------------------------------------------------------------------
+
+    async def tenants(self) -> list[TenantStatus]:
+        """Return all tenants."""
+        return [self._status(tenant) for tenant in self._process.config.tenants]
+
+    async def tenant(self, name: str) -> TenantStatus:
+        """Return one tenant."""
+        return self._status(self._find(name))
+
+    async def keys(self, name: str) -> list[KeyStatus]:
+        """Return what may be known of a tenant's keys."""
+        now = time.time()
+        return [
+            KeyStatus(
+                id=key.digest.removeprefix("sha256:")[:_SHOWN_DIGITS],
+                expires=key.expires,
+                expired=key.expires is not None and key.expires <= now,
+                note=key.note,
+            )
+            for key in self._find(name).keys
+        ]
+
+    async def limits(self, name: str) -> list[LimitStatus]:
+        """Return a tenant's limits and what is used of them now."""
+        limits = self._find(name).limits
+        used = await self._process.used(name)
+        return [
+            LimitStatus(limit, getattr(limits, limit), number)
+            for limit, number in zip(NAMES, used, strict=True)
+        ]
+
+    async def pause(self, name: str, *, paused: bool, who: str) -> TenantStatus:
+        """Refuse a tenant's new requests, or take them again; what runs goes on."""
+        tenant = self._find(name)
+        names = self._process.app.paused
+        changed = paused != (name in names)
+        (names.add if paused else names.discard)(name)
+        self._process.connections.heads.clear()
+        _note("pause tenant" if paused else "resume tenant", who, tenant=name, changed=changed)
+        return self._status(tenant)
+
+    async def usage(self, tenant: str | None, since: int) -> Sequence[Row]:
+        """Return who used what from a day (as 20261129) on, of one tenant or all."""
+        return await self._process.usage(None if tenant is None else [tenant], since)
+
+    def _find(self, name: str) -> Tenant:
+        for tenant in self._process.config.tenants:
+            if tenant.name == name:
+                return tenant
+        raise NotThere("there is no such tenant")
+
+    def _status(self, tenant: Tenant) -> TenantStatus:
+        return TenantStatus(
+            name=tenant.name,
+            plan=tenant.plan,
+            sla=tenant.sla,
+            weight=tenant.weight,
+            reserve=tenant.reserve,
+            fail=tenant.fail,
+            paused=tenant.name in self._process.app.paused,
+            keys=len(tenant.keys),
+            models=tenant.limits.models,
+        )
+
+    # -- endpoints and configuration -------------------------------------------------------------
+
+    async def drain(self, pool: str, endpoint: str, *, drained: bool, who: str) -> EndpointDrain:
+        """Place nothing more on an endpoint, or place again; what runs on it goes on."""
+        found, one = self._endpoint(pool, endpoint)
+        health = one.health
+        changed, health.drained = health.drained != drained, drained
+        found.refresh(one, self._process.app.now())
+        action = "drain endpoint" if drained else "undrain endpoint"
+        _note(action, who, pool=pool, endpoint=endpoint, changed=changed)
+        return EndpointDrain(pool, endpoint, health.drained, one.view.in_flight)
+
+    def _endpoint(self, pool: str, endpoint: str) -> tuple[Pool, Endpoint]:
+        found = self._process.app.pools.get(pool)
+        one = None if found is None else found.endpoints.get(endpoint)
+        if found is None or one is None:
+            raise NotThere("there is no such pool or endpoint")
+        return found, one
+
+    async def reload(self, *, who: str) -> tuple[Fault, ...]:
+        """Read the configuration now; return what is wrong with it, nothing when it is in force."""
+        error = await self._process.reload()
+        _note("reload", who, changed=error is None)
+        if error is None:
+            return ()
+        return error.errors if isinstance(error, ConfigErrors) else (Fault(0, "", error.message),)
+
+
+def _note(action: str, who: str, **what: object) -> None:
+    audit.info("admin change", extra={"action": action, "who": who, **what})
