@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import EngineFailed
 
 T = TypeVar("T")
+
+# How long one example takes says more of the machine's other work than of ours.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 class Run(Protocol):
