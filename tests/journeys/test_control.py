@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.adapters.registry import ADAPTERS
+from forebay.gateway.keys import digest_of
 
 if TYPE_CHECKING:
     from tests.journeys.conftest import Go, Kit
@@ -171,5 +172,21 @@ def test_a_form_loses_its_control_fields_too(go: Go, kit: Kit):
             assert (await gateway.ask(data)).status == 200
             assert CANARY.encode() not in scripted.requests[0]
             assert scripted.bodies[0] == body.replace(parts[1].encode(), b"")
+
+    go(main())
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_diagnostics_are_shown_to_tenants_that_may_see_them(go: Go, kit: Kit, *, shown: bool):
+    key = "fb_a_" + "a" * 43
+
+    async def main() -> None:
+        tenants = [{"name": "t", "keys": [digest_of(key)], "debug_headers": shown}]
+        async with kit.running(kit.config(tenants=tenants)) as gateway:
+            header = f"authorization: Bearer {key}\r\n"
+            answer = await gateway.ask(kit.post(kit.chat(max_tokens=1), headers=header))
+            assert answer.status == 200
+            told = any(name.startswith("x-forebay-") for name in answer.headers)
+            assert told is shown
 
     go(main())

@@ -194,6 +194,25 @@ def test_a_broken_answer_is_a_502_where_nobody_else_can_answer(go: Go, kit: Kit,
     go(main())
 
 
+def test_a_kept_connection_that_the_engine_has_closed_costs_no_attempt(go: Go, kit: Kit):
+    async def main() -> None:
+        async def script(peer: Peer, _request: bytes, _number: int) -> bool:
+            peer.send(kit.whole(OK))
+            await peer.request()  # the next one comes on this connection, and is lost
+            return False
+
+        async with (
+            kit.engine(script) as engine,
+            kit.running(kit.config([engine.section()], pool={"retry": {"attempts": 0}})) as gateway,
+        ):
+            for _ in range(3):
+                assert (await gateway.ask(kit.post(kit.chat()))).status == 200
+            assert [outcome.attempts for outcome in gateway.outcomes] == [1, 1, 1]
+            assert len(engine.requests) == 3
+
+    go(main())
+
+
 def test_failures_in_a_row_open_the_breaker(go: Go, kit: Kit):
     async def main() -> None:
         async with (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -381,3 +383,35 @@ def test_a_thousand_requests_with_faults_and_departures_leak_nothing(go: Go, kit
 @pytest.mark.slow
 def test_ten_thousand_requests_with_faults_and_departures_leak_nothing(go: Go, kit: Kit):
     go(many(kit, 10_000, seed=2))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_sglang_is_told_to_stop_by_the_id_that_we_gave_it(go: Go, kit: Kit, *, stream: bool):
+    async def main() -> None:
+        async def script(peer: Peer, _request: bytes, _number: int) -> bool:
+            if stream:
+                peer.send(kit.events_head() + kit.chunk(kit.delta("a")))
+            await peer.gone()
+            return False
+
+        def aborts() -> list[Any]:
+            told = [request for request in engine.control if b"/abort_request" in request]
+            return [json.loads(request.partition(b"\r\n\r\n")[2]) for request in told]
+
+        async with (
+            kit.engine(script, kind="sglang") as engine,
+            kit.running(kit.config([engine.section()])) as gateway,
+        ):
+            caller = await gateway.caller()
+            caller.send(kit.post(kit.chat(stream=stream)))
+            await kit.until(lambda: engine.requests)
+            if stream:
+                await caller.head()
+            caller.leave()
+            await kit.until(lambda: len(aborts()) == 2)
+            rid = json.loads(engine.bodies[0])["rid"]
+            assert re.fullmatch("[0-9a-f]{32}", rid)
+            assert [said["rid"] for said in aborts()] == [rid, f"resp_{rid}"]
+            await ends(gateway, Finish.LEFT)
+
+    go(main())
