@@ -50,10 +50,13 @@ class Assembly:
         self._monitors: dict[tuple[str, Endpoint], Monitor] = {}
         self._clients: dict[Endpoint, httpx.AsyncClient] = {}
         self._retired: list[Pool] = []
+        self._classes = False
 
     def build(self, config: sections.Config) -> Built:
         """Make what the configuration names; raises ConfigError and changes nothing."""
-        return [self._build_pool(section) for section in config.pools]
+        built = [self._build_pool(section) for section in config.pools]
+        self._classes = bool(config.sla)  # nothing can fail any more
+        return built
 
     def _build_pool(self, section: sections.Pool) -> tuple[Pool, sections.Pool, list[Endpoint]]:
         pool = self.pools.get(section.name)
@@ -86,7 +89,7 @@ class Assembly:
         before = self.pools
         self.pools = {pool.name: pool for pool, _, _ in built}
         for pool, section, endpoints in built:
-            pool.take(section, endpoints)
+            pool.take(section, endpoints, classes=self._classes)
             pool.itl = self._metrics.itl(pool.name)
         self._retired = [pool for name, pool in before.items() if name not in self.pools]
         self._watch()

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from forebay.adapters.base import Load, Target, Verdict
 from forebay.adapters.registry import ADAPTERS
 from forebay.policies.contracts import EndpointView, InvalidRequest, Overloaded
-from forebay.policies.registry import FILTERS, ORDERINGS, PICKS, SCORES
-from forebay.scheduler.dispatch import Dispatcher
+from forebay.scheduler.build import make_dispatcher
+from forebay.scheduler.cost import Cost
 from forebay.scheduler.health import Health, HealthSettings, State
-from forebay.scheduler.length import ConstantLength, LengthPredictor
 from forebay.scheduler.retry import RetryBudget
+from forebay.scheduler.window_adaptive import AdaptiveWindow
+
+from .scheduling import Feedback, predictor_of, priority_of, scheduling_of, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
     from forebay.adapters.base import Opener, Probe
     from forebay.adapters.sim import Embedded
     from forebay.gateway.config import sections
-    from forebay.policies.contracts import Placement
+    from forebay.policies.contracts import Outcome, Placement, Request
+    from forebay.scheduler.build import Scheduling
+    from forebay.scheduler.dispatch import Dispatcher
     from forebay.scheduler.health import Change
+    from forebay.scheduler.length import LengthPredictor
+    from forebay.scheduler.window_adaptive import WindowSettings
 
     from .relay import Relay
     from .telemetry.histogram import Histogram
@@ -34,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 256
 """Requests in flight at an endpoint that neither the configuration nor the engine limits."""
+AUTO = 0
+"""What `max_in_flight: auto` is in a section."""
 
 
 class Endpoint:
@@ -57,6 +65,8 @@ class Endpoint:
         self.target = Target(section.name, section.url or "", key)
         self.health = Health(settings_of(health), optimistic=True)
         self.probe: Probe | None = None
+        self.window: AdaptiveWindow | None = None
+        """Finds the limit, where the configuration says `auto`."""
         self.view = EndpointView(
             name=section.name,
             engine=section.engine,
@@ -69,9 +79,15 @@ class Endpoint:
         """What must stay the same for an endpoint to outlive a reload."""
         return (self.name, self.section.url, self.section.engine, self.target.key)
 
-    def configure(self, section: sections.Endpoint) -> None:
-        """Take a reloaded section of the same identity."""
-        self.section = section
+    def configure(self, section: sections.Endpoint, window: WindowSettings) -> None:
+        """Take a section of the same identity; `window` is how `auto` finds a limit."""
+        before, self.section = self.section, section
+        if section.max_in_flight == AUTO:
+            if self.window is None or self.window.settings != window or before is not section:
+                self.window = AdaptiveWindow(window)
+            self.view.limit = self.window.limit
+            return
+        self.window = None
         said = None if self.probe is None else self.probe.limit
         self.view.limit = section.max_in_flight or said or DEFAULT_LIMIT
 
@@ -133,19 +149,16 @@ class Pool:
         self.itl = itl
         """Gaps between tokens, of all its streams."""
         self.allow = frozenset(section.allow_fields)
-        self.length: LengthPredictor = ConstantLength()
         self.budget = RetryBudget(section.retry.budget)
         self._changed = changed
-        self.dispatcher = Dispatcher(
-            pool=section.name,
-            ordering=ORDERINGS[section.order](),
-            filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
-            scores=[(SCORES["least_tokens"](), 1.0)],
-            pick=PICKS["seeded"](),
-            rng=Random(seed),  # noqa: S311 - spreads ties, hides nothing
-            max_requests=section.queue.max_requests,
-            max_bytes=section.queue.max_bytes,
-        )
+        self._seed = seed
+        self._cost = Cost()
+        self.recallable: dict[str, Relay] | None = None
+        """Placed streams without a byte, by request id, where a higher class may call them back."""
+        self.length: LengthPredictor = predictor_of(section)
+        self._settings: Scheduling = scheduling_of(section, classes=False)
+        self.dispatcher: Dispatcher = self._make_dispatcher()
+        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
 
     @property
     def models(self) -> dict[str, str]:
@@ -162,20 +175,20 @@ class Pool:
         """Return the name that is sent on for a caller's."""
         return self.section.models[model] or self.section.engine_model or model
 
-    def take(self, section: sections.Pool, endpoints: Iterable[Endpoint]) -> None:
-        """Take a reloaded section; the caller calls `wake` after."""
+    def take(
+        self, section: sections.Pool, endpoints: Iterable[Endpoint], *, classes: bool = False
+    ) -> None:
+        """Take a section; `classes`: there are SLA classes. The caller calls `wake` after."""
         if section.retry != self.section.retry:
             self.budget = RetryBudget(section.retry.budget)
         self.section = section
         self._refuse_dropped_models()
         self.allow = frozenset(section.allow_fields)
-        self.dispatcher.set_limits(
-            max_requests=section.queue.max_requests, max_bytes=section.queue.max_bytes
-        )
+        self._reschedule(section, scheduling_of(section, classes=classes))
         self.set_endpoints(endpoints)
         own = {endpoint.name: endpoint for endpoint in section.endpoints}
         for endpoint in self.endpoints.values():
-            endpoint.configure(own[endpoint.name])
+            endpoint.configure(own[endpoint.name], window_of(section))
 
     def _refuse_dropped_models(self) -> None:
         """Refuse what waits for a model that the pool serves no more, or by another name.
@@ -209,18 +222,106 @@ class Pool:
             relay = self.waiting.pop(placement.request.id, None)
             if relay is None:  # it left in this very turn
                 self.release(placement, now)
-            else:
-                relay.placed(placement, now)
+                continue
+            endpoint = self.endpoints.get(placement.endpoint)
+            if endpoint is not None and endpoint.window is not None:
+                endpoint.window.placed(endpoint.view.in_flight)
+            relay.placed(placement, now)
 
-    def release(self, placement: Placement, now: float) -> None:
-        """Give a place back and start whoever is next."""
-        freed = self.dispatcher.release(placement, now)
+    def submit(self, request: Request, now: float) -> Placement | None:
+        """Place a request, or queue it (None). Raises Rejected."""
+        dispatcher = self.dispatcher
+        try:
+            placement = dispatcher.submit(request, now)
+        finally:
+            self._tell_others(now)
+        if placement is not None:
+            endpoint = self.endpoints[placement.endpoint]
+            if endpoint.window is not None:
+                endpoint.window.placed(endpoint.view.in_flight)
+        return placement
+
+    def release(self, placement: Placement, now: float, outcome: Outcome | None = None) -> None:
+        """Give a place back and start whoever is next; without an outcome it is tried again."""
+        cost: float | None = 0.0
+        if outcome is not None:
+            endpoint = self.endpoints.get(placement.endpoint)
+            window = None if endpoint is None else endpoint.window
+            cost, moved = self._feedback.ended(placement, outcome, window)
+            if moved and endpoint is not None and window is not None:
+                endpoint.view.limit = window.limit
+        if self.recallable is not None:
+            self.recallable.pop(placement.request.id, None)
+        freed = self.dispatcher.release(placement, now, cost)
+        self._tell_others(now)
         if freed:
             self.start(freed, now)
 
     def wake(self, now: float) -> None:
         """Tell the dispatcher that something about the endpoints has changed."""
-        self.start(self.dispatcher.changed(now), now)
+        freed = self.dispatcher.changed(now)
+        self._tell_others(now)
+        self.start(freed, now)
+
+    def began(self, placement: Placement) -> None:
+        """Take in that the first byte of an answer has come."""
+        if self.recallable is not None and self.recallable.pop(placement.request.id, None):
+            self.dispatcher.began(placement)
+
+    def priority(self, request: Request) -> int | None:
+        """Return what an engine is told of a request's urgency; None for nothing."""
+        return priority_of(request) if self.section.scheduling.engine_priority else None
+
+    def _tell_others(self, now: float) -> None:
+        """Tell calls what an event did to them that was not theirs."""
+        others = self.dispatcher.take_others()
+        if others is None:
+            return
+        for placement in others.recalled:
+            relay = None if self.recallable is None else self.recallable.pop(placement.request.id)
+            if relay is not None:
+                self.waiting[placement.request.id] = relay
+                relay.recalled()
+        for request, error in others.refused:
+            relay = self.waiting.pop(request.id, None)
+            if relay is not None:
+                relay.refused(error)
+        self._expired(others.expired, now)
+        self.start(others.started, now)
+
+    def _expired(self, requests: Iterable[Request], now: float) -> None:
+        for request in requests:
+            relay = self.waiting.pop(request.id, None)
+            if relay is not None:
+                relay.expired(now)
+
+    def _make_dispatcher(self) -> Dispatcher:
+        section = self.section
+        return make_dispatcher(
+            self._settings,
+            pool=self.name,
+            rng=Random(self._seed),  # noqa: S311 - spreads ties, hides nothing
+            max_requests=section.queue.max_requests,
+            max_bytes=section.queue.max_bytes,
+            cost=self._cost,
+        )
+
+    def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
+        """Take a section's order; what waits and runs goes on under it."""
+        if predictor_of(section).__class__ is not self.length.__class__:
+            self.length = predictor_of(section)
+        if settings != self._settings:
+            self._settings = settings
+            before, self.dispatcher = self.dispatcher, self._make_dispatcher()
+            self.dispatcher.take_over(before)
+            recalls = settings.guards is not None and settings.guards.recalls
+            self.recallable = {} if recalls else None
+        self.dispatcher.set_limits(
+            max_requests=section.queue.max_requests,
+            max_bytes=section.queue.max_bytes,
+            classes=section.queue.classes,
+        )
+        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
 
     def succeeded(self, endpoint: Endpoint, now: float) -> None:
         """Take in a good answer."""
@@ -277,12 +378,11 @@ class Pool:
                 if change is not None:
                     self.moved(endpoint, change, now)
             self.refresh(endpoint, now)
+        self.dispatcher.tick(now)
         deadline = self.dispatcher.next_deadline
         if deadline is not None and deadline <= now:
-            for request in self.dispatcher.expire(now):
-                relay = self.waiting.pop(request.id, None)
-                if relay is not None:
-                    relay.expired(now)
+            self._expired(self.dispatcher.expire(now), now)
+            self._tell_others(now)
 
     def loaded(self, endpoint: Endpoint, load: Load, now: float) -> None:
         """Take in a load reading."""

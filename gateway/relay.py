@@ -130,6 +130,7 @@ class Relay:
             received=request.arrived,
             bytes_in=request.body_bytes,
             sla=request.sla,
+            predicted_tokens=request.output_tokens_estimate,
             trace=inbound.trace.traceparent,
         )
 
@@ -150,7 +151,7 @@ class Relay:
         self.request = request
         pool = self._inbound.pool
         try:
-            placement = pool.dispatcher.submit(request, now)
+            placement = pool.submit(request, now)
         except Rejected as error:
             self._reject(error)
             return
@@ -172,6 +173,10 @@ class Relay:
         if outcome.placed is None:
             outcome.placed = now
         self._sent_at = self._last_bytes = now
+        pool = inbound.pool
+        if pool.recallable is not None and self.request.stream:
+            pool.recallable[self.request.id] = self
+        inbound.call.priority = pool.priority(self.request)
         try:
             translation = endpoint.adapter.translate(inbound.call)
         except InvalidRequest as error:
@@ -191,8 +196,16 @@ class Relay:
         """Give up waiting: the deadline has come and nothing could be placed."""
         self._reject(not_started(self.request.pool, now - self.request.arrived))
 
+    def recalled(self) -> None:
+        """Wait again: a higher class got the place, and no byte of the answer had come."""
+        self._state = advance(self._state, Event.RECALL)
+        self._close_stream()
+        self._placement = None
+        self.outcome.attempts -= 1
+        self.outcome.placed = None
+
     def refused(self, error: Rejected) -> None:
-        """Give up waiting: a reload took away what it waits for."""
+        """Give up waiting: displaced, too late to start, or a reload took away what it is for."""
         self._reject(error)
 
     # -- the way up: adapters.base.Sink ----------------------------------------------------------
@@ -205,6 +218,7 @@ class Relay:
         if not 200 <= status < 300:
             self._kind = _ERROR
             self._state = advance(self._state, _HOLD)
+            self._began()
         elif content_type.startswith(b"text/event-stream"):
             self._kind = _EVENTS
             inbound = self._inbound
@@ -214,6 +228,7 @@ class Relay:
         else:
             self._kind = _HELD
             self._state = advance(self._state, _HOLD)
+            self._began()
 
     def on_data(self, data: bytes) -> None:
         """Relay, hold, or gather what came."""
@@ -270,6 +285,7 @@ class Relay:
     def _start(self, now: float, data: bytes) -> None:
         """Send the head with the first bytes; from here on nothing can be retried."""
         self._state = advance(self._state, _STREAM)
+        self._began()
         self.outcome.first_byte = now
         self.outcome.status = self._status
         self._responder.start(self._status, self._head(), data)
@@ -503,10 +519,14 @@ class Relay:
             if stream.sent:
                 self._app.abort(self._endpoint, self.request.id)
 
-    def _release(self, now: float) -> None:
+    def _began(self) -> None:
+        if self._inbound.pool.recallable is not None and self._placement is not None:
+            self._inbound.pool.began(self._placement)
+
+    def _release(self, now: float, outcome: Outcome | None = None) -> None:
         placement, self._placement = self._placement, None
         if placement is not None:
-            self._inbound.pool.release(placement, now)
+            self._inbound.pool.release(placement, now, outcome)
 
     def _settle(self, finish: Finish) -> None:
         """Give everything back and write the outcome: once, whatever happens after."""
@@ -533,7 +553,7 @@ class Relay:
         self.lease.settle(outcome)
         self._app.settled(self._inbound, outcome, seen)
         self._app.active.discard(self)
-        self._release(now)
+        self._release(now, outcome)
 
 
 def _content_type(headers: Headers) -> bytes:

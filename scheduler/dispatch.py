@@ -181,6 +181,17 @@ class Dispatcher:
                 view.in_flight_tokens += placement.tokens
         self._eligible.clear()
 
+    def take_over(self, other: Dispatcher) -> None:
+        """Go on for another dispatcher of the same pool: its endpoints, what runs and what waits.
+
+        Charges begin anew, and what runs is not called back.
+        """
+        self._placed = other._placed
+        self._started = other._started
+        self.set_endpoints(other.endpoints.values())
+        for request in sorted(other.waiting, key=lambda r: r.sequence):
+            self._wait(request, request.arrived)
+
     def set_limits(
         self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
     ) -> None:

@@ -18,6 +18,7 @@ Theory of operation. A call goes down (received, queued, placed, sent) and its a
         |           ^         ^        |         | |  ^
         '-----------|---------'        |         | '--|---> STREAMING -> SETTLED
                     '--------- RETRY --+---------'    (too large to hold, or a stream)
+                    '-- RECALL (from PLACED, WAITING)
 
 Two things that may surprise. An engine may answer before all of the request is sent (a 413, say),
 so PLACED leads to HELD and STREAMING as well. And what ends a call depends on what the caller has
@@ -54,6 +55,8 @@ class Event(Word):
     """A whole answer begins; it is gathered."""
     STREAM = "stream"
     """The first byte goes to the caller, of a stream or of what got too large to hold."""
+    RECALL = "recall"
+    """A higher class got its place, before any byte had come: it waits again."""
     RETRY = "retry"
     """The attempt failed and the request is submitted again."""
     COMPLETE = "complete"
@@ -92,6 +95,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PLACED, Event.SEND): State.WAITING,
     (State.PLACED, Event.HOLD): State.HELD,
     (State.PLACED, Event.STREAM): State.STREAMING,
+    (State.PLACED, Event.RECALL): State.QUEUED,
     (State.PLACED, Event.RETRY): State.QUEUED,
     (State.PLACED, Event.REJECT): State.SETTLED,
     (State.PLACED, Event.FAIL): State.SETTLED,
@@ -100,6 +104,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PLACED, Event.DRAIN): State.SETTLED,
     (State.WAITING, Event.HOLD): State.HELD,
     (State.WAITING, Event.STREAM): State.STREAMING,
+    (State.WAITING, Event.RECALL): State.QUEUED,
     (State.WAITING, Event.RETRY): State.QUEUED,
     (State.WAITING, Event.REJECT): State.SETTLED,
     (State.WAITING, Event.FAIL): State.SETTLED,

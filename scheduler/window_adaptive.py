@@ -45,7 +45,7 @@ class AdaptiveWindow:
 
     def __init__(self, settings: WindowSettings) -> None:
         self.limit = min(settings.most, max(settings.least, settings.start))
-        self._settings = settings
+        self.settings = settings
         self._doubling = True
         self._ended = 0
         self._missed = 0
@@ -68,7 +68,7 @@ class AdaptiveWindow:
         if self._rest:
             self._rest -= 1
             return False
-        settings = self._settings
+        settings = self.settings
         self._ended += 1
         late = ttft is not None and ttft > settings.ttft
         self._missed += late or (tpot is not None and tpot > settings.tpot)
@@ -78,7 +78,7 @@ class AdaptiveWindow:
 
     def _close(self) -> bool:
         """End a round."""
-        settings, before = self._settings, self.limit
+        settings, before = self.settings, self.limit
         if self._missed > settings.tolerated * self._ended:
             self._doubling = False
             self.limit = max(settings.least, int(before * settings.backoff))

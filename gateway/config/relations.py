@@ -39,6 +39,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _models_once,
         _models_exist,
         _names_exist,
+        _queued_classes_exist,
         _money_has_prices,
         _tenants_have_keys,
         _keys_once,
@@ -111,6 +112,15 @@ def _references(file: dict[str, object]) -> Iterator[tuple[Place, str, str]]:
         for i, name in enumerate(_list(limits.get("sla"))):
             if isinstance(name, str):
                 yield (*place, "sla", i), "sla", name
+
+
+def _queued_classes_exist(file: dict[str, object]) -> Found:
+    known = _mapping(file.get("sla"))
+    for place, pool in _entries(file, ("pools",)):
+        for name in _mapping(_mapping(pool.get("queue")).get("classes")):
+            if name not in known:
+                where = (*place, "queue", "classes", name)
+                yield where, f"there is no SLA class {shown(name)}{did_you_mean(name, known)}"
 
 
 def _money_has_prices(file: dict[str, object]) -> Found:

@@ -7,7 +7,7 @@ a section. What needs more than one section to judge (names used twice, say) is 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -24,6 +24,7 @@ from .base import (
     Share,
     Url,
 )
+from .scheduling import Limit, Order, Scheduling
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
 
 
@@ -110,6 +111,9 @@ class QueueLimits(Section):
     deadline: Duration = Field(
         default=60.0, gt=0, description="receipt to first byte; 504 after it"
     )
+    classes: dict[Name, Count] = Field(
+        default={}, description="requests of an SLA class waiting at once, by its name"
+    )
 
 
 class Health(Section):
@@ -150,8 +154,10 @@ class Endpoint(Section):
         default=None, description="as `http://10.0.0.1:8000`; `sim` without one is embedded"
     )
     key: Secret | None = Field(default=None, description="the engine's own API key")
-    max_in_flight: int | None = Field(
-        default=None, ge=1, description="requests at once; default: what the engine says, else 256"
+    max_in_flight: Limit | None = Field(
+        default=None,
+        description="requests at once, or `auto`: found by the engine's times; default: what the "
+        "engine says, else 256",
     )
     sim: SimEndpoint | None = Field(default=None, description="settings of an embedded engine")
 
@@ -174,10 +180,7 @@ def _models(value: object, default: str | None) -> dict[str, str]:
 class Pool(Section):
     """The endpoints that serve one model."""
 
-    later = frozenset({"isolation", "length", "predictor", "prefix", "sla", "watermarks"})
-    later_values: ClassVar[dict[str, frozenset[str]]] = {
-        "order": frozenset({"edf", "fair", "hrrn", "ml", "sjf"})
-    }
+    later = frozenset({"isolation", "length", "predictor", "prefix", "sla"})
 
     name: Name = Field(description="its name in metrics, logs and headers; once in the file")
     engine_model: ModelName | None = Field(
@@ -188,7 +191,8 @@ class Pool(Section):
         "pool only"
     )
     endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="the engine servers")
-    order: Literal["fcfs"] = Field(default="fcfs", description="who goes next: first come")
+    order: Order = Field(default="ml", description="who goes next; see policies.md")
+    scheduling: Scheduling = Scheduling()
     queue: QueueLimits = QueueLimits()
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()

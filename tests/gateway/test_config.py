@@ -1,12 +1,15 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from forebay.adapters.sim_job import FAULTS
 from forebay.gateway.config import load
 from forebay.gateway.config.errors import ConfigErrors, Fault
+from forebay.gateway.config.scheduling import Order
 from forebay.gateway.config.sections import Config, Drain, Endpoint, Pool, Timeouts
 from forebay.gateway.keys import digest_of
+from forebay.policies.registry import ORDERINGS
 
 MINIMAL = """\
 version: 1
@@ -87,7 +90,7 @@ pools:
   - name: llama
     name: x
     models: [llama-3-8b, {llama-3-8b: other}]
-    order: ml
+    order: mll
     endpoints:
       - {name: vllm-0, engine: vlm, url: ftp://10.0.0.1:8000/, max_in_flight: 0}
       - {name: vllm-0, engine: vllm}
@@ -118,13 +121,17 @@ telemetry: {otlp: , sample: 1000%, log_requests: maybe}
             "pools[0].models[1]",
             "the model 'llama-3-8b' stands twice, first at pools[0].models[0]",
         ),
-        (8, "pools[0].order", "'ml' is not in this version; use fcfs"),
+        (
+            8,
+            "pools[0].order",
+            f"'mll' is not one of {', '.join(get_args(Order))}; did you mean 'ml'?",
+        ),
         (
             10,
             "pools[0].endpoints[0].engine",
             f"'vlm' is not one of {engines}; did you mean 'vllm'?",
         ),
-        (10, "pools[0].endpoints[0].max_in_flight", "must be greater than or equal to 1"),
+        (10, "pools[0].endpoints[0].max_in_flight", "must be 1 or more, or 'auto'"),
         (10, "pools[0].endpoints[0].url", "must be an address such as http://10.0.0.1:8000"),
         (
             11,
@@ -255,17 +262,31 @@ def test_a_field_to_allow_must_be_one_that_is_taken_out():
     ]
 
 
-@pytest.mark.parametrize("key", ["prefix", "sla", "watermarks"])
+@pytest.mark.parametrize("key", ["prefix", "sla"])
 def test_a_pools_later_keys_are_refused(key: str):
     assert errors(with_line(f"    {key}: {{}}")) == [
         (7, f"pools[0].{key}", "is not in this version")
     ]
 
 
-@pytest.mark.parametrize("order", ["ml", "sjf", "fair", "hrrn", "edf"])
-def test_later_orders_are_refused(order: str):
-    message = f"'{order}' is not in this version; use fcfs"
-    assert errors(with_line(f"    order: {order}")) == [(7, "pools[0].order", message)]
+@pytest.mark.parametrize("predictor", ["encoder", "linear"])
+def test_later_predictors_are_refused(predictor: str):
+    message = f"'{predictor}' is not in this version; use mean or none"
+    found = errors(with_line(f"    scheduling: {{predictor: {predictor}}}"))
+    assert found == [(7, "pools[0].scheduling.predictor", message)]
+
+
+@pytest.mark.parametrize("order", get_args(Order))
+def test_every_order_may_be_named(order: str):
+    assert load.read(with_line(f"    order: {order}")).pools[0].order == order
+
+
+def test_every_order_of_ours_is_known_and_no_other():
+    assert sorted(ORDERINGS) == list(get_args(Order))
+
+
+def test_without_an_order_it_is_ml():
+    assert load.read(MINIMAL).pools[0].order == "ml"
 
 
 @pytest.mark.parametrize("key", ["priority", "timezone"])

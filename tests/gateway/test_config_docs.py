@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BeforeValidator
 
-from forebay.gateway.config import base, load, tenancy
+from forebay.gateway.config import base, load, scheduling, tenancy
 from forebay.gateway.config.sections import Config, Section
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _kind(field: FieldInfo) -> str:
         return "list" if origin is tuple else "mapping of names" if origin is dict else "mapping"
     unit = _unit(field)
     if unit:
-        return unit
+        return f"mapping of names to {unit}s" if get_origin(field.annotation) is dict else unit
     annotation = field.annotation
     choices = [each for each in get_args(annotation) if each is not type(None)]
     if isinstance(annotation, type) and not choices:
@@ -80,6 +80,7 @@ def _unit(field: FieldInfo) -> str:
         base.parse_bytes: "size",
         base.parse_count: "count",
         base.parse_share: "share",
+        scheduling.read_limit: "number or `auto`",
         tenancy.read_reserve: "share",
         tenancy.read_moment: "date or time",
     }
@@ -131,11 +132,13 @@ def test_the_defaults_on_the_page_are_the_sections_own():
     for path, section in _sections("", Config):
         for name, field in section.model_fields.items():
             unit = _unit(field)
-            if unit and not field.is_required() and field.default is not None:
+            if unit and not field.is_required() and field.default not in (None, {}):
                 written = {name: _written(field.default, unit)}
-                needed = dict.fromkeys(
-                    (n for n, f in section.model_fields.items() if f.is_required()), "x"
-                )
+                needed = {
+                    n: "10%" if _unit(f) == "share" else "x"
+                    for n, f in section.model_fields.items()
+                    if f.is_required()
+                }
                 read = section.model_validate({**needed, **written})
                 assert getattr(read, name) == field.default, f"{path}.{name}"
 

@@ -1,0 +1,114 @@
+"""A pool's scheduling as it runs: its settings as plain values, and what ended requests teach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.policies.contracts import Charged
+from forebay.scheduler.admission import TABLE, Watermark, WatermarkSettings
+from forebay.scheduler.build import DoubleQueueSettings, Scheduling
+from forebay.scheduler.guards import GuardSettings
+from forebay.scheduler.length import ConstantLength, Learning, LengthPredictor, MeanLength
+from forebay.scheduler.window_adaptive import WindowSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.gateway.config import sections
+    from forebay.policies.contracts import Ordering, Outcome, Placement, Request
+    from forebay.scheduler.cost import Cost
+    from forebay.scheduler.window_adaptive import AdaptiveWindow
+
+
+def scheduling_of(section: sections.Pool, *, classes: bool) -> Scheduling:
+    """Turn the sections into what the pure core takes; `classes`: there are SLA classes."""
+    own, guards = section.scheduling, section.scheduling.guards
+    double = own.double_queue
+    return Scheduling(
+        order=section.order,
+        predicts=own.predictor != "none",
+        reread_s=own.reread.after,
+        reread_dispatches=own.reread.dispatches,
+        guards=GuardSettings(
+            longest_wait=guards.longest_wait,
+            overdue_share=guards.overdue_share,
+            long_share=0.0 if double is not None else guards.long_share,
+            long_cost=guards.long_tokens,
+            recalls=guards.recalls if classes else 0,
+        ),
+        watermarks=_watermarks(section),
+        double_queue=None
+        if double is None
+        else DoubleQueueSettings(double.long_tokens, double.long_share),
+        class_caps=dict(section.queue.classes),
+    )
+
+
+def _watermarks(section: sections.Pool) -> WatermarkSettings | None:
+    own = section.scheduling.watermarks
+    if own is None:
+        return None
+    marks = tuple(
+        Watermark(m.at, m.queue, m.max_prompt, m.short_first, m.admit, m.alarm) for m in own.marks
+    )
+    return WatermarkSettings(marks or TABLE, own.gap, own.stale_as, own.stale_after)
+
+
+def window_of(section: sections.Pool) -> WindowSettings:
+    """Turn the section into what the adaptive window takes."""
+    own = section.scheduling.window
+    return WindowSettings(ttft=own.ttft, tpot=own.tpot, least=own.least, most=own.most)
+
+
+def predictor_of(section: sections.Pool) -> LengthPredictor:
+    """Make the pool's length predictor."""
+    return MeanLength() if section.scheduling.predictor == "mean" else ConstantLength()
+
+
+def priority_of(request: Request) -> int:
+    """Return the priority that engines are told: lower is more urgent, 0 is no class's."""
+    return -request.sla_rank
+
+
+class Feedback:
+    """What becomes of an outcome: a true cost, a longer or shorter prediction, a wider window."""
+
+    __slots__ = ("_charged", "_cost", "_learn")
+
+    def __init__(self, ordering: Ordering, predictor: LengthPredictor, cost: Cost) -> None:
+        self._charged = isinstance(ordering, Charged)
+        self._cost = cost
+        self._learn: Callable[[Request, Outcome], None] | None = (
+            predictor.learn if isinstance(predictor, Learning) else None
+        )
+
+    def ended(
+        self, placement: Placement, outcome: Outcome, window: AdaptiveWindow | None
+    ) -> tuple[float | None, bool]:
+        """Take in how a placed request ended.
+
+        Return its true cost, None where it is not known, and whether its window has changed.
+        """
+        if self._learn is not None:
+            self._learn(placement.request, outcome)
+        moved = window is not None and window.ended(*_times(placement, outcome))
+        output = outcome.output_tokens
+        if not self._charged or output is None:
+            return None, moved
+        prompt = outcome.prompt_tokens
+        if prompt is None:
+            uncached = placement.request.uncached_tokens
+        else:
+            uncached = max(0, prompt - (outcome.cached_tokens or 0))
+        return self._cost(uncached_tokens=uncached, output_tokens=output), moved
+
+
+def _times(placement: Placement, outcome: Outcome) -> tuple[float | None, float | None]:
+    """Return TTFT from the placement, and TPOT, of a stream; whole answers show neither."""
+    first, last = outcome.first_token, outcome.last_token
+    if first is None or not outcome.stream:
+        return None, None
+    tokens = outcome.output_tokens
+    if last is None or not tokens or tokens < 2:
+        return first - placement.placed, None
+    return first - placement.placed, (last - first) / (tokens - 1)
