@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from forebay import __version__
 from forebay.policies.contracts import ForebayError
 
-from .commands import check, demo, engine, kernels, keys, serve
+from .commands import check, demo, engine, kernels, keys, replay, serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COMMANDS = (serve, demo, check, keys, engine, kernels)
+_COMMANDS = (serve, demo, check, keys, engine, replay, kernels)
 _FAILED = 1
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .admission import WatermarkSettings
     from .cost import Cost
 
-_RANKED = frozenset({"hrrn", "ml"})
-"""Orderings whose ranks move with time."""
+_RANKED = frozenset({"bounded", "hrrn", "ml"})
+"""Orderings that read anew what they stand by."""
 
 
 @dataclass(frozen=True, slots=True)

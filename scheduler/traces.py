@@ -76,9 +76,12 @@ def parse(lines: Iterable[str], *, seed: int = 0) -> list[TraceRequest]:
     return _from_zero(requests)
 
 
-def format_of(names: Iterable[str]) -> str:
-    """Name the format with these columns or keys; raises ValueError when there is none."""
-    return _format(frozenset(names)).name
+def format_of(first_line: str) -> str:
+    """Name the format of a trace by its first line; raises ValueError when it is none of ours."""
+    first, again = (1, first_line), iter([(1, first_line)])
+    is_json = first_line.lstrip().startswith("{")
+    _, row = next(_json_rows(first, again) if is_json else _csv_rows(first, again))
+    return _format(frozenset(row)).name
 
 
 def _read(rows: Iterator[tuple[int, Mapping[str, Any]]], rng: Random) -> list[TraceRequest]:

@@ -126,8 +126,11 @@ def test_what_cannot_be_read_is_told_with_its_line(lines: list[str], told: str) 
         parse(lines)
 
 
-def test_the_format_is_named() -> None:
-    assert format_of(["req_time_s", "client", "prompt_len", "output_len"]) == "vtc"
+def test_the_format_is_named_by_the_first_line() -> None:
+    assert format_of("req_id,client,req_time_s,prompt_len,output_len") == "vtc"
+    assert format_of('{"arrival_s": 1, "prompt_tokens": 2, "output_tokens": 3}') == "plain"
+    with pytest.raises(ValueError, match="no trace format has a"):
+        format_of("a")
 
 
 @pytest.mark.skipif(not DATA, reason="FOREBAY_DATA names no folder with the published traces")

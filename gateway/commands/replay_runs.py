@@ -1,0 +1,244 @@
+"""What `forebay replay` carries out: reads traces, measures capacity, runs, and tells it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.policies.registry import ORDERINGS
+from forebay.scheduler import traces
+from forebay.scheduler.build import Scheduling
+from forebay.scheduler.engine_profiles import find_profile
+from forebay.scheduler.guards import GuardSettings
+from forebay.scheduler.twin import (
+    Class,
+    Settings,
+    fitting_limit,
+    make_guess,
+    measure_capacity,
+    scale_to,
+    simulate,
+    summarise,
+)
+from forebay.scheduler.twin.guess import GUESSES, SIZED
+from forebay.scheduler.twin.run import NO_LIMIT
+
+from .profile_file import read_profile
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Protocol
+
+    from forebay.scheduler.engine_profiles import Profile
+    from forebay.scheduler.traces import TraceRequest
+    from forebay.scheduler.twin import Capacity
+
+    class Progress(Protocol):
+        """Is told how far things are."""
+
+        def at(self, requests: int, what: str) -> None:
+            """Show how far the part under way is."""
+            ...
+
+        def finished(self, requests: int, what: str) -> None:
+            """Count a part."""
+            ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that was asked for, checked."""
+
+    traces: dict[str, list[TraceRequest]]
+    orders: list[str]
+    loads: list[float]
+    seeds: list[int]
+    predictor: str
+    settings: Settings
+    in_flight: int | None
+    guards: GuardSettings
+
+    def scheduling(self, order: str) -> Scheduling:
+        """Return how one run orders; what shuffles by length needs lengths that differ."""
+        return Scheduling(order=order, predicts=self.predictor in SIZED, guards=self.guards)
+
+    @property
+    def work(self) -> int:
+        """How many requests are simulated in all, those that measure capacity too."""
+        runs = 1 + len(self.orders) * len(self.loads) * len(self.seeds)
+        return runs * sum(len(trace) for trace in self.traces.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All runs, each as the JSON shows it."""
+
+    runs: list[dict[str, Any]]
+    wall_s: float
+
+    def as_json(self) -> str:
+        """Return the one JSON object."""
+        return json.dumps({"runs": self.runs, "wall_s": round(self.wall_s, 3)})
+
+    def as_table(self) -> str:
+        """Return a table for people, with the capacities over it."""
+        capacities = dict.fromkeys(
+            f"{run['trace']}: capacity {run['capacity_rps']:.2f} requests/s"
+            f" ({run['endpoints']} x {run['engine_profile']}, {run['in_flight']} in flight each)"
+            for run in self.runs
+        )
+        head = (
+            "trace",
+            "load",
+            "seed",
+            "order",
+            "mean wait",
+            "p99 wait",
+            "mean TTFT",
+            "goodput",
+            "jain",
+            "refused",
+        )
+        rows = [head, *(_row(run) for run in self.runs)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = ("  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)) for r in rows)
+        requests = sum(run["requests"] for run in self.runs)
+        speed = f"{requests} requests in {self.wall_s:.1f} s of wall time, measuring included"
+        return "\n".join([*capacities, "", *lines, "", speed])
+
+
+def make_plan(arguments: Namespace) -> Plan:
+    """Check what was asked for and read the traces; raises ValueError."""
+    for order in arguments.orders:
+        if order not in ORDERINGS:
+            raise ValueError(f"no ordering {order!r}: take some of {', '.join(ORDERINGS)}")
+    if arguments.predictor not in GUESSES:
+        known = ", ".join(GUESSES)
+        raise ValueError(f"no predictor {arguments.predictor!r}: take one of {known}")
+    settings = Settings(
+        profile=profile_of(arguments.engine_profile),
+        endpoints=arguments.endpoints,
+        max_queue=arguments.max_queue or NO_LIMIT,
+        classes=tuple(Class(*each) for each in arguments.classes),
+    )
+    return Plan(
+        traces=dict(_named(arguments)),
+        orders=arguments.orders,
+        loads=arguments.load,
+        seeds=[seed for group in arguments.seed for seed in group],
+        predictor=arguments.predictor,
+        settings=settings,
+        in_flight=arguments.in_flight,
+        guards=GuardSettings(longest_wait=arguments.longest_wait),
+    )
+
+
+def profile_of(name: str) -> Profile:
+    """Return a profile by its name, or from a file; raises ValueError."""
+    if name.endswith(".json") or "/" in name:
+        return read_profile(Path(name))
+    return find_profile(name)
+
+
+def read_trace(
+    path: Path, *, requests: int | None = None, tenants: str = "each"
+) -> list[TraceRequest]:
+    """Read a trace from a file, packed or not; raises ValueError that names the file."""
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            lines = list(file)
+        trace = traces.parse(lines)[:requests]
+        first = next(line for line in lines if line.strip())
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if tenants == "one" or (tenants == "auto" and traces.format_of(first) == "servegen"):
+        return [request._replace(tenant="") for request in trace]
+    return trace
+
+
+def carry_out(plan: Plan, progress: Progress) -> Done:
+    """Run everything."""
+    begun = time.perf_counter()
+    runs: list[dict[str, Any]] = []
+    for name, trace in plan.traces.items():
+        limit = plan.in_flight or fitting_limit(trace, plan.settings.profile)
+        settings = replace(plan.settings, max_in_flight=limit)
+        what = f"{name}: capacity"
+        capacity = measure_capacity(trace, settings, progress=lambda n, w=what: progress.at(n, w))
+        progress.finished(len(trace), f"{what} {capacity.requests_per_s:.2f} requests/s")
+        for load in plan.loads:
+            scaled = scale_to(load, trace, capacity)
+            for seed in plan.seeds:
+                for order in plan.orders:
+                    made = replace(settings, scheduling=plan.scheduling(order), seed=seed)
+                    runs.append(_run(name, scaled, made, plan.predictor, progress, load, capacity))
+    return Done(runs, time.perf_counter() - begun)
+
+
+def _run(  # noqa: PLR0913, PLR0917 - what a run is made with, and told with
+    name: str,
+    trace: Sequence[TraceRequest],
+    settings: Settings,
+    predictor: str,
+    progress: Progress,
+    load: float,
+    capacity: Capacity,
+) -> dict[str, Any]:
+    what = f"{name}: {settings.scheduling.order} at {load:g}, seed {settings.seed}"
+    guess = make_guess(predictor, trace, settings.seed)
+    lives = simulate(trace, settings, guess, progress=lambda n: progress.at(n, what))
+    progress.finished(len(trace), what)
+    return {
+        "trace": name,
+        "order": settings.scheduling.order,
+        "predictor": predictor,
+        "load": load,
+        "seed": settings.seed,
+        **_rounded(asdict(summarise(trace, lives, settings))),
+        "capacity_rps": round(capacity.requests_per_s, 6),
+        "natural_load": round(capacity.natural_load, 6),
+        "endpoints": settings.endpoints,
+        "engine_profile": settings.profile.name,
+        "in_flight": settings.limit,
+        "max_queue": settings.max_queue,
+        "longest_wait_s": guards.longest_wait if (guards := settings.scheduling.guards) else None,
+        "classes": {each.name: asdict(each) for each in settings.classes},
+        "tenants": len({request.tenant for request in trace}),
+    }
+
+
+def _named(arguments: Namespace) -> Iterator[tuple[str, list[TraceRequest]]]:
+    seen: set[str] = set()
+    for path in arguments.traces:
+        name = path.name.split(".")[0]
+        if name in seen:
+            raise ValueError(f"two traces are named {name!r}")
+        seen.add(name)
+        yield name, read_trace(path, requests=arguments.requests, tenants=arguments.tenants)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        run["trace"],
+        f"{run['load']:g}",
+        str(run["seed"]),
+        run["order"],
+        f"{run['mean_wait_s']:.3f}",
+        f"{run['p99_wait_s']:.3f}",
+        f"{run['mean_ttft_s']:.3f}",
+        f"{run['goodput_share']:.3f}",
+        f"{run['jain']:.3f}" if run["jain_stretches"] else "-",
+        str(run["rejected"]),
+    )
