@@ -21,6 +21,7 @@ from forebay.policies.contracts import (
     DeadlineExpired,
     EngineFailed,
     EngineRefused,
+    EngineUnreachable,
     Finish,
     ForebayError,
     InvalidRequest,
@@ -36,6 +37,7 @@ from .failing import final, last_event, not_started, shutting_down, told
 
 if TYPE_CHECKING:
     from forebay.adapters.base import Headers, Stream, Translation
+    from forebay.gateway.config.sections import Timeouts
     from forebay.policies.contracts import Placement, Request
 
     from .app import App
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from .pools import Endpoint
 
 MAX_ERROR_BODY = 64 << 10
+_SHORT_BODY = 64 << 10
 COMMENT_AFTER = 15.0
 """Seconds without a byte after which a comment keeps an idle edge open."""
 COMMENT = b": keep-alive\n\n"
@@ -457,12 +460,34 @@ class Relay:
             elif now - self._commented > COMMENT_AFTER:
                 self._comment(now)
             return
+        self._check_start(now, limits)
+
+    def _check_start(self, now: float, limits: Timeouts) -> None:
+        """Hold the call to the limits that count until its first byte."""
         if now > self.request.deadline:
             waited = now - self.request.arrived
             self._reject(DeadlineExpired(f"no answer had begun after {waited:.1f} s"))
+        elif self._is_long_connecting(now):
+            error = EngineUnreachable(f"no connection within {limits.connect:g} s")
+            self._attempt_failed(Verdict.BROKEN, error)
         elif now - self._last_bytes > limits.first_byte:
             error = EngineFailed(f"the engine sent nothing for {limits.first_byte:g} s", status=504)
             self._attempt_failed(Verdict.BROKEN, error, sent=True)
+
+    def _is_long_connecting(self, now: float) -> bool:
+        """Whether a class's own time to connect is over; the pool's is kept by its connections.
+
+        A long body may be under way when it looks as if nothing was sent: those are left to the
+        pool's limit.
+        """
+        own, stream = self._inbound.timeouts, self._stream
+        return (
+            own is not None
+            and stream is not None
+            and not stream.sent
+            and self.request.body_bytes <= _SHORT_BODY
+            and now - self._sent_at > own.connect
+        )
 
     def _out_of_time(self, text: str) -> None:
         self._close_stream()
