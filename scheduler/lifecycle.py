@@ -1,28 +1,28 @@
 """The states of one call, and every step that is legal between them.
 
-Theory of operation. A call goes down (received, queued, placed, sent) and its answer comes up
-(awaited, held or streamed). Two rules:
+Theory of operation. A call goes down (received, queued, placed) and its answer comes up (held or
+streamed). Two rules:
 
 - every transition lives in this file, in one table; whatever is not in it is a bug and raises;
 - a call is settled exactly once: SETTLED has no way out, and the steps into it say how it ended.
 
-    RECEIVING   the request is being read, or is read and not yet queued
+    RECEIVING   the request is read and not yet submitted
     QUEUED      it waits in its pool, the first time or again
-    PLACED      it has an endpoint: connecting and sending
-    WAITING     all of it is sent, nothing has come
+    PLACED      it has an endpoint: connecting, sending, or sent, and nothing has come
     HELD        a whole answer is being gathered; the caller has seen nothing of it
     STREAMING   bytes have gone to the caller, so nothing can be tried again
     SETTLED     over
 
-    RECEIVING -> QUEUED -> PLACED -> WAITING -> HELD      -> SETTLED
-        |           ^         ^        |         | |  ^
-        '-----------|---------'        |         | '--|---> STREAMING -> SETTLED
-                    '--------- RETRY --+---------'    (too large to hold, or a stream)
-                    '-- RECALL (from PLACED, WAITING)
+    RECEIVING -> QUEUED, PLACED
+    QUEUED    -> PLACED
+    PLACED    -> HELD, STREAMING, QUEUED (a retry, or called back)
+    HELD      -> STREAMING (too large to hold), QUEUED (a retry)
+    and every one of them -> SETTLED
 
-Two things that may surprise. An engine may answer before all of the request is sent (a 413, say),
-so PLACED leads to HELD and STREAMING as well. And what ends a call depends on what the caller has
-seen: before the first byte an engine's fault is a FAIL with a status, after it a CUT.
+Two things that may surprise. Whether the whole request has gone out is no state: an engine may
+answer before (a 413, say), so it is the stream that knows (`Stream.sent`). And what ends a call
+depends on what the caller has seen: before the first byte an engine's fault is a FAIL with a
+status, after it a CUT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class State(Word):
     RECEIVING = "receiving"
     QUEUED = "queued"
     PLACED = "placed"
-    WAITING = "waiting"
     HELD = "held"
     STREAMING = "streaming"
     SETTLED = "settled"
@@ -49,8 +48,6 @@ class Event(Word):
     """No endpoint has room for it."""
     PLACE = "place"
     """It got an endpoint."""
-    SEND = "send"
-    """The whole request has gone out."""
     HOLD = "hold"
     """A whole answer begins; it is gathered."""
     STREAM = "stream"
@@ -92,7 +89,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.QUEUED, Event.EXPIRE): State.SETTLED,
     (State.QUEUED, Event.LEAVE): State.SETTLED,
     (State.QUEUED, Event.DRAIN): State.SETTLED,
-    (State.PLACED, Event.SEND): State.WAITING,
     (State.PLACED, Event.HOLD): State.HELD,
     (State.PLACED, Event.STREAM): State.STREAMING,
     (State.PLACED, Event.RECALL): State.QUEUED,
@@ -102,15 +98,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PLACED, Event.EXPIRE): State.SETTLED,
     (State.PLACED, Event.LEAVE): State.SETTLED,
     (State.PLACED, Event.DRAIN): State.SETTLED,
-    (State.WAITING, Event.HOLD): State.HELD,
-    (State.WAITING, Event.STREAM): State.STREAMING,
-    (State.WAITING, Event.RECALL): State.QUEUED,
-    (State.WAITING, Event.RETRY): State.QUEUED,
-    (State.WAITING, Event.REJECT): State.SETTLED,
-    (State.WAITING, Event.FAIL): State.SETTLED,
-    (State.WAITING, Event.EXPIRE): State.SETTLED,
-    (State.WAITING, Event.LEAVE): State.SETTLED,
-    (State.WAITING, Event.DRAIN): State.SETTLED,
     (State.HELD, Event.STREAM): State.STREAMING,
     (State.HELD, Event.RETRY): State.QUEUED,
     (State.HELD, Event.COMPLETE): State.SETTLED,

@@ -25,15 +25,15 @@ def states_with(event: Event) -> set[State]:
 @pytest.mark.parametrize(
     "story",
     [
-        "place send stream complete",
-        "queue place send hold complete",
-        "queue place send hold stream complete",
-        "place retry place send retry",
+        "place stream complete",
+        "queue place hold complete",
+        "queue place hold stream complete",
+        "place retry place retry",
         "place hold complete",
         "queue expire",
-        "place send stream cut",
-        "place send retry place send fail",
-        "place send hold retry reject",
+        "place stream cut",
+        "place retry place fail",
+        "place hold retry reject",
     ],
 )
 def test_a_call_goes_down_and_its_answer_comes_up(story: str):
