@@ -1,4 +1,4 @@
-"""Adapters: how does one engine speak?
+"""Answer the question: how does one engine speak.
 
 `base` is the contract; `vllm`, `sglang`, `trtllm`, `llamacpp`, `openai` and `sim` implement it, a
 file each: probe, load reader, request translation, abort, error reading. `connections` is the

@@ -6,9 +6,12 @@ returns what it can use and an empty value otherwise; none raises.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 
@@ -40,6 +43,12 @@ def read_int(raw: bytes | msgspec.Raw | None) -> int | None:
 def read_float(raw: bytes | msgspec.Raw | None) -> float | None:
     """Return a JSON number; None when it is none."""
     return _read(raw, float)
+
+
+def sum_ints(objects: Sequence[Members], name: str) -> int | None:
+    """Return the sum of a member over several objects; None unless every one of them has it."""
+    values = [value for each in objects if (value := read_int(each.get(name))) is not None]
+    return sum(values) if values and len(values) == len(objects) else None
 
 
 def is_json(raw: bytes) -> bool:

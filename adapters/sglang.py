@@ -19,7 +19,7 @@ from . import errors
 from .asking import ask, ask_if_known, ask_json, ask_optional, read_models, tell
 from .base import Load, ModelCard, Probe, Translation, Verdict
 from .edits import ask_usage, drop_control, quote, set_model
-from .loose import read_float, read_int, read_list, read_object, read_text
+from .loose import read_float, read_int, read_list, read_object, read_text, sum_ints
 from .metrics_text import read_highest, read_share, read_total
 
 if TYPE_CHECKING:
@@ -208,15 +208,10 @@ def _read_limit(info: Members) -> int | None:
 def _sum_ranks(ranks: list[Members]) -> Load:
     uses = [use for rank in ranks if (use := read_float(rank.get("token_usage"))) is not None]
     return Load(
-        running=_sum(ranks, "num_running_reqs"),
-        waiting=_sum(ranks, "num_waiting_reqs"),
+        running=sum_ints(ranks, "num_running_reqs"),
+        waiting=sum_ints(ranks, "num_waiting_reqs"),
         kv_use=min(1.0, max(0.0, *uses)) if uses else None,
     )
-
-
-def _sum(ranks: list[Members], name: str) -> int | None:
-    values = [value for rank in ranks if (value := read_int(rank.get(name))) is not None]
-    return sum(values) if len(values) == len(ranks) else None
 
 
 def _as_prompt(body: bytes) -> bytes:

@@ -269,7 +269,6 @@ class CompletionWriter(_Writer):
         names = ("cmpl", "text_completion", "text_completion")
         super().__init__(engine, received, body, job, names=names)
         self._logprobs = body.logprobs
-        self._echo = bool(body.echo)
 
     def head(self) -> bytes:
         """Completions begin with their first token."""

@@ -73,7 +73,7 @@ def answer(engine: SimEngine, received: Received) -> Job | Reply:
         return Reply(dialect.error_body(error) if dialect else error_body(error), error.status)
     except Exception as error:  # noqa: BLE001 - a server answers whatever happens
         # Its message, and so its traceback, may hold what the caller sent.
-        logger.error("embedded engine failed", extra={"error": type(error).__name__})  # noqa: TRY400
+        logger.error("embedded engine failed", extra={"error": type(error).__name__})  # noqa: TRY400 - see above
         failed = SimError("internal error", status=500, kind="InternalServerError")
         return Reply(error_body(failed), 500)
 

@@ -19,7 +19,7 @@ from . import errors
 from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, Probe, Translation, Verdict
 from .edits import drop_control, quote, set_model
-from .loose import read_int, read_list, read_object, read_text
+from .loose import read_int, read_list, read_object, read_text, sum_ints
 from .metrics_text import read_highest
 
 if TYPE_CHECKING:
@@ -227,8 +227,8 @@ def _last_iteration(iterations: list[Members]) -> Load:
     last = list(ranks.values())
     uses = [use for rank in last if (use := _kv_use(rank)) is not None]
     return Load(
-        running=_sum(last, "numActiveRequests"),
-        waiting=_sum(last, "numQueuedRequests"),
+        running=sum_ints(last, "numActiveRequests"),
+        waiting=sum_ints(last, "numQueuedRequests"),
         kv_use=max(uses) if uses else None,
     )
 
@@ -237,8 +237,3 @@ def _kv_use(iteration: Members) -> float | None:
     blocks = read_object(iteration.get("kvCacheStats"))
     used, total = read_int(blocks.get("usedNumBlocks")), read_int(blocks.get("maxNumBlocks"))
     return min(1.0, used / total) if used is not None and total else None
-
-
-def _sum(ranks: list[Members], name: str) -> int | None:
-    values = [value for rank in ranks if (value := read_int(rank.get(name))) is not None]
-    return sum(values) if values and len(values) == len(ranks) else None
