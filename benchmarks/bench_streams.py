@@ -52,7 +52,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment] - as TCP has it
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -95,7 +95,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment] - as TCP has it
         body = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}],"stream":true}'
         head = (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

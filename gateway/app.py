@@ -8,7 +8,7 @@
     Relay      queue -> placement -> engine -> bytes back                    429 502 503 504
     App.settled  the one outcome: lease, metrics, access log, trace
 
-Only this module and `server` know all the others.
+`process` makes the parts and puts them together here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Serves one embedded engine on a port: the server protocol before an `Opener`, nothing else."""
+"""Serves one embedded engine on a port: the server protocol before its `Opener`, no more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from forebay.policies.contracts import InvalidRequest
 
 from .dialects import OPENAI
 from .messages import Refusal
@@ -32,8 +34,6 @@ class EngineHost:
 
     def refuse(self, status: int, message: str, path: str) -> Refusal:  # noqa: ARG002 - see Host
         """See messages.Host."""
-        from forebay.policies.contracts import InvalidRequest  # noqa: PLC0415 - rare
-
         return Refusal(status, OPENAI.body(InvalidRequest(message, status=status)))
 
     def serve(self, message: Message, responder: Responder) -> Guest:
@@ -61,7 +61,7 @@ class _Passage:
         self._started = False
         self.stream: Stream | None = None
 
-    # -- adapters.base.Sink
+    # -- adapters.base.Sink ----------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Headers) -> None:
         """See Sink."""
@@ -92,7 +92,7 @@ class _Passage:
         self.stream = None
         self._responder.abort()
 
-    # -- messages.Guest
+    # -- messages.Guest --------------------------------------------------------------------------
 
     def caller_left(self) -> None:
         """See Guest."""

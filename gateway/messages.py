@@ -1,7 +1,7 @@
 """What the server protocol and those who answer say to each other.
 
 A *message* is one request as it was read, whole; a *responder* is the connection as the one who
-answers sees it; a *guest* answers a message (an `Exchange`, mostly) and is told when the caller
+answers sees it; a *guest* answers a message (a `Relay`, mostly) and is told when the caller
 leaves, stops taking bytes, or takes them again; the *host* is the application.
 """
 

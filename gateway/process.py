@@ -176,7 +176,7 @@ class Process:
         if self.config.telemetry.otlp is None:
             return None
         # The SDK takes 100 ms to import, so only who traces pays for it.
-        from .telemetry.spans import otlp_spans  # noqa: PLC0415
+        from .telemetry.spans import otlp_spans  # noqa: PLC0415 - see above
 
         return otlp_spans(self.config.telemetry.otlp, labels, version=__version__)
 

@@ -23,7 +23,7 @@ class Room:
         self,
         request: Request,  # noqa: ARG002 - every request takes one place
         endpoints: Sequence[EndpointView],
-        now: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002 - likewise
     ) -> Sequence[EndpointView]:
         """Keep the endpoints that may take one more."""
         # `room > 0` written out where the whole limit counts: the property costs twice as much.

@@ -23,7 +23,7 @@ class Usable:
         self,
         request: Request,  # noqa: ARG002 - alike for every request
         endpoints: Sequence[EndpointView],
-        now: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002 - likewise
     ) -> Sequence[EndpointView]:
         """Keep the usable endpoints."""
         return [endpoint for endpoint in endpoints if endpoint.usable]

@@ -203,7 +203,7 @@ class Metrics:
         """Return content type and text for a scrape. For a thread that is not the loop's."""
         # prometheus_client takes 70 ms to import, most of it for servers that are not used here:
         # the first scrape pays, in its own thread, not the start.
-        from .render import render_text  # noqa: PLC0415
+        from .render import render_text  # noqa: PLC0415 - see above
 
         return render_text(accept, self.copy(), snapshot)
 
