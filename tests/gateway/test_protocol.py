@@ -408,11 +408,15 @@ def test_a_guest_hears_of_a_slow_caller_and_of_its_leaving():
     assert guest.told == ["slow", "ready", "left"]
 
 
-def test_a_guest_that_comes_to_a_slow_caller_hears_it_at_once():
+def test_what_a_slow_caller_asks_next_waits_until_it_takes_bytes_again():
     bench = Bench()
     bench.protocol.pause_writing()
     bench.feed(ask("/wait"))
-    assert bench.host.guests[0].told == ["slow"]
+    assert bench.host.guests == []
+    assert not bench.pipe.reading
+    bench.protocol.resume_writing()
+    assert bench.host.guests[0].told == []
+    assert bench.pipe.reading
     bench.lost()
 
 
