@@ -196,7 +196,7 @@ def test_a_reload_says_what_is_wrong_or_takes_all_of_it(go: Go, kit: Kit, tmp_pa
 
     async def main() -> None:
         content = written(kit, file)
-        options = {"path": file, "read": load.read, "loaded": content}
+        options: dict[str, Any] = {"path": file, "read": load.read, "loaded": content}
         config = load.read(content)
         async with kit.running(config, **options) as gateway, admin(gateway) as client:
             assert (await client.post("/admin/v1/reload")).json() == {"ok": True, "errors": []}

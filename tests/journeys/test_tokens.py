@@ -51,7 +51,7 @@ class Issuer:
                 self.end_headers()
                 self.wfile.write(json.dumps({"keys": issuer.keys}).encode())
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -137,7 +137,7 @@ BAD: dict[str, Any] = {
     "over": lambda: token(exp=time.time() - 1),
     "not yet": lambda: token(nbf=time.time() + 600),
     "an unknown key": lambda: token(FOREIGN, "made-up"),
-    "none": lambda: jwt.encode({"tenant": "acme"}, None, "none", headers={"kid": "first"}),
+    "none": lambda: jwt.encode({"tenant": "acme"}, "", "none", headers={"kid": "first"}),
     "a shared secret": lambda: jwt.encode(
         {"iss": ISSUER, "aud": AUDIENCE, "tenant": "acme", "exp": time.time() + 9},
         "x" * 32,

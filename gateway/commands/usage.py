@@ -1,0 +1,160 @@
+"""`forebay usage`: who used what, by tenant, model and day."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.gateway.config.sections import Config
+    from forebay.gateway.quota.ledger import Row
+
+    from .arguments import Commands
+
+_KEY = "FOREBAY_ADMIN_KEY"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "usage",
+        help="say who used what",
+        description="Say who used what, by tenant, model and UTC day: from the ledger that a "
+        f"configuration names, from a ledger's file, or from a running gateway. {_KEY} holds the "
+        "admin key, where there is one.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "-c", "--config", metavar="FILE", type=Path, help="read the ledger of this configuration"
+    )
+    source.add_argument("--ledger", metavar="FILE", type=Path, help="read this SQLite file")
+    source.add_argument("--admin", metavar="URL", help="ask this admin port (http://host:8081)")
+    parser.add_argument("--tenant", metavar="NAME", help="of this tenant only")
+    parser.add_argument(
+        "--since", metavar="DAY", type=_day, help="from this UTC day on (2026-11-01)"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--csv", action="store_true", help="print CSV, names first")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the rows and print them."""
+    from forebay.gateway import usage
+    from forebay.gateway.config.errors import ConfigErrors
+
+    from .check import lines
+
+    try:
+        rows = _rows(arguments)
+    except ConfigErrors as errors:
+        print(lines(arguments.config, errors), file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(usage.as_json(rows))
+    elif arguments.csv:
+        print(usage.as_csv(rows), end="")
+    else:
+        print(usage.as_table(rows))
+    return 0
+
+
+def _rows(arguments: argparse.Namespace) -> Sequence[Row]:
+    from forebay.gateway.config import load
+    from forebay.gateway.quota.ledger import day_number
+
+    if arguments.admin is not None:
+        return _asked(arguments.admin, tenant=arguments.tenant, since=arguments.since)
+    tenants = None if arguments.tenant is None else [arguments.tenant]
+    since = day_number(arguments.since) if arguments.since else 0
+    if arguments.ledger is not None:
+        return _read(arguments.ledger, tenants, since)
+    return _kept(load.read(arguments.config), tenants, since)
+
+
+def _kept(config: Config, tenants: list[str] | None, since: int) -> Sequence[Row]:
+    """Read the ledger that a configuration names."""
+    from forebay.policies.contracts import ForebayError
+
+    state = config.state
+    if state.ledger is not None:
+        return _read(Path(state.ledger), tenants, since)
+    if state.url is None:
+        raise ForebayError("this configuration keeps no ledger; set state.ledger or state.url")
+    return _in_redis(state.url.get_secret_value(), [t.name for t in config.tenants], tenants, since)
+
+
+def _read(file: Path, tenants: list[str] | None, since: int) -> Sequence[Row]:
+    import sqlite3
+
+    from forebay.gateway.quota.ledger import SqliteBook
+    from forebay.policies.contracts import ForebayError
+
+    if not file.exists():
+        raise ForebayError(f"{file}: there is no such file")
+    try:
+        return SqliteBook(file).read(tenants, since)
+    except sqlite3.Error as error:
+        raise ForebayError(f"{file}: is no usage ledger ({error})") from error
+
+
+def _in_redis(url: str, known: list[str], tenants: list[str] | None, since: int) -> Sequence[Row]:
+    import asyncio
+
+    from forebay.gateway.quota.ledger_redis import RedisBook
+    from forebay.policies.contracts import ForebayError
+
+    async def read() -> Sequence[Row]:
+        book = RedisBook(url, known)
+        try:
+            return await book.rows(tenants, since, 99999999)
+        finally:
+            await book.close()
+
+    try:
+        return asyncio.run(read())
+    except OSError as error:
+        raise ForebayError("the ledger in Redis cannot be read; is state.url right?") from error
+
+
+def _asked(url: str, **wanted: str | None) -> Sequence[Row]:
+    """Ask a running gateway."""
+    import httpx
+    import msgspec
+
+    from forebay.gateway.quota.ledger import Row
+    from forebay.policies.contracts import ForebayError
+
+    key = os.environ.get(_KEY)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    asked = {name: value for name, value in wanted.items() if value is not None}
+    address = f"{url.rstrip('/')}/admin/v1/usage"
+    try:
+        answer = httpx.get(address, params=asked, headers=headers, timeout=30.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ForebayError(f"{url}: cannot be asked: {error}") from error
+    if answer.status_code != 200:
+        raise ForebayError(f"{url}: answered {answer.status_code}: {_why(answer)}")
+    return msgspec.json.decode(answer.content, type=dict[str, list[Row]])["rows"]
+
+
+def _why(answer: Any) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "no reason told"
+
+
+def _day(text: str) -> str:
+    from datetime import date
+
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no day; write 2026-11-01") from None
