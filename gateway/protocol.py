@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 MAX_URL = 8192
 MAX_HEADERS = 100
 MAX_PIPELINED = 16
+"""Requests waiting in line at which no more is read."""
+_PIECE = 16 << 10
+"""Of one read this much is parsed at a time: it may hold thousands of requests."""
+_FOLDED = 1024
+"""Parts of a body that are joined to one: an object for two bytes weighs 30 times as much."""
 HIGH_WATER, LOW_WATER = 64 << 10, 16 << 10
 """Bytes waiting for a caller at which the engine's stream is paused and resumed."""
 SWALLOW = 64 << 10
@@ -109,6 +114,8 @@ class HttpProtocol(asyncio.Protocol):
         self._stalled: tuple[float, int] = (0.0, 0)
         self._deaf = False  # what comes from now on is dropped
         self._chunked = self._paused_reading = self._in_turn = False
+        self._loose = 0  # parts of the body that are not joined yet
+        self._unread = b""  # came with what filled the line
         self._repeated = 0
         self._admitted: Message | None = None  # the first that the read under way completed
         self.slow = False
@@ -138,7 +145,7 @@ class HttpProtocol(asyncio.Protocol):
             guest.caller_left()
         for message in (self._answering, *self._pipeline):
             self._release(message)
-        self._answering = None
+        self._answering, self._unread = None, b""
         self._pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -148,7 +155,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._last = now = self._server.clock()
         message, begins = self._message, False
-        if message is None and self._answering is None:
+        if message is None and self._answering is None and not self.slow:
             message = self._server.heads.take(data, now)
             if message is not None:
                 self._take_whole(message)
@@ -171,14 +178,19 @@ class HttpProtocol(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         """Parse, past every wish to speak another protocol: llhttp itself stops at one."""
-        while data:
+        at, size = 0, len(data)
+        while at < size:
+            if at and self._paused_reading and not self._deaf:
+                self._unread = data[at:]
+                return
+            piece = data if not at and size <= _PIECE else data[at : at + _PIECE]
             try:
-                self._parser.feed_data(data)
+                self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
+                at += upgrade.args[0]
                 self._no_upgrade()
             else:
-                return
+                at += len(piece)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -192,6 +204,7 @@ class HttpProtocol(asyncio.Protocol):
         self.slow = False
         if self._guest is not None:
             self._guest.caller_ready()
+        self._next()
 
     # -- httptools callbacks ---------------------------------------------------------------------
 
@@ -272,6 +285,10 @@ class HttpProtocol(asyncio.Protocol):
             self._drop_body()
             return
         self._body.append(data)
+        self._loose += 1
+        if self._loose == _FOLDED:
+            self._loose = 0
+            self._body[-_FOLDED:] = [b"".join(self._body[-_FOLDED:])]
         if not self._server.host.buffered(len(data)):
             message.refusal = self._word(429, "too much is buffered; try again later")
             self._drop_body()
@@ -284,7 +301,7 @@ class HttpProtocol(asyncio.Protocol):
         if (message.length or message.chunked) and self._parser.should_upgrade():
             self._upgrading = message  # the parser takes it for done, without its body
             return
-        body, self._body, self._size = self._body, [], 0
+        body, self._body, self._size, self._loose = self._body, [], 0, 0
         message.body = body[0] if len(body) == 1 else b"".join(body)
         self._line_up(message)
 
@@ -383,14 +400,15 @@ class HttpProtocol(asyncio.Protocol):
     def _drop_body(self) -> None:
         if self._body:
             self._server.host.buffered(-sum(map(len, self._body)))
-            self._body = []
+            self._body, self._loose = [], 0
 
     def _line_up(self, message: Message) -> None:
-        if self._answering is None:
+        if self._answering is None and not self.slow and not self._pipeline:
             self._answer(message)
             return
         self._pipeline.append(message)
-        if len(self._pipeline) >= MAX_PIPELINED and not self._paused_reading:
+        full = self.slow or len(self._pipeline) >= MAX_PIPELINED
+        if full and not self._paused_reading:
             self._paused_reading = True
             self.transport.pause_reading()
 
@@ -509,13 +527,25 @@ class HttpProtocol(asyncio.Protocol):
         if self._in_turn:
             return
         self._in_turn = True
-        while self._pipeline and self._answering is None and self.phase != Phase.CLOSING:
-            message = self._pipeline.popleft()
-            if self._paused_reading and len(self._pipeline) < MAX_PIPELINED // 2 and not self._deaf:
-                self._paused_reading = False
-                self.transport.resume_reading()
-            self._answer(message)
+        while self.phase != Phase.CLOSING and not self.slow:
+            if self._answering is None and self._pipeline:
+                self._answer(self._pipeline.popleft())
+            elif not self._read_on():
+                break
         self._in_turn = False
+
+    def _read_on(self) -> bool:
+        """Read again when few requests wait in line; True when some of what came was unread."""
+        full = len(self._pipeline) >= MAX_PIPELINED // 2
+        if not self._paused_reading or full or self._deaf or self.transport.is_closing():
+            return False
+        self._paused_reading = False
+        data, self._unread = self._unread, b""
+        if data:
+            self.data_received(data)
+        if not self._paused_reading and not self._deaf:
+            self.transport.resume_reading()
+        return bool(data)
 
     def _close(self) -> None:
         """Close after what has been written; read on a little if the caller may be sending."""
@@ -535,7 +565,9 @@ class HttpProtocol(asyncio.Protocol):
         """Close this connection if it has overstayed."""
         phase, limits, since = self.phase, self._server.limits, now - self._last
         message = self._message
-        if phase == Phase.IDLE and since > limits.keep_alive:
+        if self.slow and phase != Phase.CLOSING:
+            self._check_stall(now)
+        elif phase == Phase.IDLE and since > limits.keep_alive:
             self.transport.close()
         elif phase == Phase.HEAD and message and now - message.received > limits.header_timeout:
             self._refuse(408, "the request's headers did not come in time")
@@ -543,8 +575,6 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(408, "the request's body did not come in time")
         elif phase == Phase.CLOSING:
             self._check_closing(now)
-        elif self.slow:
-            self._check_stall(now)
 
     def _check_closing(self, now: float) -> None:
         """Close for good when all has been sent, or nobody takes it."""
@@ -558,8 +588,10 @@ class HttpProtocol(asyncio.Protocol):
         """Break off with a caller that has taken nothing for too long."""
         since, size = self._stalled
         waiting = self.transport.get_write_buffer_size()
-        if waiting != size:
+        if waiting < size:
             self._stalled = (now, waiting)
+        elif waiting > size:
+            self._stalled = (since, waiting)
         elif now - since > self._server.limits.client_stall:
             self.transport.abort()
 
