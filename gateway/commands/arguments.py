@@ -22,3 +22,8 @@ def positive(text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least 1")
     return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """Return comma-separated whole numbers of at least 1."""
+    return [positive(part.strip()) for part in text.split(",")]

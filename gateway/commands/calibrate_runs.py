@@ -1,0 +1,208 @@
+"""What `forebay calibrate` does to an endpoint: short runs, and what they took.
+
+Prompts are random words, other ones each time, so that no prefix is found cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from forebay.policies.contracts import EngineFailed, EngineRefused, EngineUnreachable
+from forebay.scheduler.engine_fit import Decode, Limits, Prefill
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+_LETTERS = "bcdfghjklmnprstvwz"
+_VOWELS = "aeiou"
+_DECODED = 48
+_SHORT = 16
+"""Words of the prompts whose decoding is measured at short context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+    sent: float
+    chunks: list[float]
+    """When each chunk with text came."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first chunk."""
+        return self.chunks[0] - self.sent
+
+
+@dataclass(slots=True)
+class Measured:
+    """All that was measured."""
+
+    model: str
+    limits: Limits
+    prefills: list[Prefill] = field(default_factory=list[Prefill])
+    decodes: list[Decode] = field(default_factory=list[Decode])
+
+
+class Endpoint:
+    """One endpoint, as calibrating needs it. `clock` is in seconds."""
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        *,
+        model: str | None = None,
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._http = http
+        self._clock = clock
+        self._rng = Random(seed)  # noqa: S311 - words
+        self._per_word = 1.0
+        self.model = model or ""
+        self.max_model_len = 0
+
+    async def introduce(self) -> Limits:
+        """Ask for the model and the engine's size, and send one request to warm it up."""
+        cards = json.loads(await self._get("/v1/models"))["data"]
+        names = [str(card["id"]) for card in cards]
+        if self.model and self.model not in names:
+            raise EngineRefused(f"there is no model {self.model!r}: {', '.join(names)}")
+        self.model = self.model or names[0]
+        card = next(card for card in cards if card["id"] == self.model)
+        length = card.get("max_model_len")
+        self.max_model_len = length if isinstance(length, int) else 4096
+        warm = await self.ask(64, 8)
+        self._per_word = max(0.1, warm.prompt_tokens / 64)
+        return Limits(max_model_len=self.max_model_len, **await self._blocks())
+
+    async def ask(self, prompt_tokens: int, output_tokens: int) -> Answer:
+        """Stream one answer of a prompt of about so many tokens."""
+        words = max(1, round(prompt_tokens / self._per_word))
+        body = {
+            "model": self.model,
+            "prompt": " ".join(self._word() for _ in range(words)),
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent = self._clock()
+        chunks: list[float] = []
+        usage: dict[str, Any] = {}
+        async for event in self._stream(body):
+            if event.get("choices"):
+                chunks.append(self._clock())
+            usage = event.get("usage") or usage
+        if not chunks:
+            raise EngineFailed("the endpoint answered without a token")
+        return Answer(
+            int(usage.get("prompt_tokens", prompt_tokens)),
+            int(usage.get("completion_tokens", len(chunks))),
+            sent,
+            chunks,
+        )
+
+    def _word(self) -> str:
+        rng = self._rng
+        return "".join(rng.choice(_LETTERS) + rng.choice(_VOWELS) for _ in range(2))
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise EngineRefused(f"POST /v1/completions was answered {answer.status_code}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        yield json.loads(line[6:])
+        except httpx.HTTPError as error:
+            raise EngineUnreachable(f"POST /v1/completions: {type(error).__name__}") from error
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            answer = await self._http.get(path)
+        except httpx.HTTPError as error:
+            raise EngineUnreachable(f"GET {path}: {type(error).__name__}") from error
+        if answer.status_code != 200:
+            raise EngineRefused(f"GET {path} was answered {answer.status_code}")
+        return answer.content
+
+    async def _blocks(self) -> dict[str, int]:
+        """Read the KV blocks from vLLM's metrics; nothing where they do not say."""
+        try:
+            text = await self._get("/metrics")
+        except EngineFailed:
+            return {}
+        return read_blocks(text.decode("utf-8", "replace"))
+
+
+def read_blocks(text: str) -> dict[str, int]:
+    """Find block count and size in a metrics page; empty where it does not say."""
+    line = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
+    if line is None:
+        return {}
+    said = {
+        name: int(value)
+        for name in ("num_gpu_blocks", "block_size")
+        for value in re.findall(rf'\b{name}="(\d+)"', line[1])
+    }
+    if not said.get("num_gpu_blocks") or not said.get("block_size"):
+        return {}
+    return {"num_blocks": said["num_gpu_blocks"], "block_tokens": said["block_size"]}
+
+
+async def measure(
+    endpoint: Endpoint,
+    *,
+    lengths: Sequence[int],
+    concurrencies: Sequence[int],
+    repeats: int,
+    progress: Callable[[str], None],
+) -> Measured:
+    """Make all runs. Raises EngineFailed when the endpoint does not answer as it should."""
+    limits = await endpoint.introduce()
+    measured = Measured(endpoint.model, limits)
+    room = endpoint.max_model_len - _DECODED - 16
+    for length in sorted({min(length, room) for length in lengths}):
+        progress(f"prompts of {length} tokens, alone")
+        answers = [await endpoint.ask(length, 1) for _ in range(repeats)]
+        tokens = round(median(answer.prompt_tokens for answer in answers))
+        measured.prefills.append(Prefill(tokens, median(answer.ttft_s for answer in answers)))
+    for context in (_SHORT, min(1024, room // 2)):
+        for together in concurrencies:
+            progress(f"{together} answers at once, {context} prompt tokens each")
+            measured.decodes.append(await _decode(endpoint, together, context))
+    return measured
+
+
+async def _decode(endpoint: Endpoint, together: int, context: int) -> Decode:
+    answers = await asyncio.gather(*(endpoint.ask(context, _DECODED) for _ in range(together)))
+    # Only while all of them decode: after the last first token, before the first last one.
+    begin = max(answer.chunks[0] for answer in answers)
+    end = min(answer.chunks[-1] for answer in answers)
+    gaps = [
+        later - earlier
+        for answer in answers
+        for earlier, later in zip(answer.chunks, answer.chunks[1:], strict=False)
+        if begin <= earlier and later <= end
+    ]
+    if not gaps:  # the first was done before the last began: take what there is
+        gaps = [
+            (a.chunks[-1] - a.chunks[0]) / (len(a.chunks) - 1) for a in answers if len(a.chunks) > 1
+        ]
+    if not gaps:
+        raise EngineFailed("the endpoint does not stream token by token")
+    held = sum(answer.prompt_tokens + answer.output_tokens / 2 for answer in answers)
+    return Decode(together, held, median(gaps))
