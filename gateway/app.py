@@ -36,6 +36,7 @@ from .dialects import dialect_of_path
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
+from .prefix import tenant_salt
 from .relay import Relay
 from .stored import StoredResponses
 from .telemetry.traces import UNTRACED
@@ -125,6 +126,7 @@ class App:
         self._keys = keys
         self._terms = terms_of(config)
         self._signed = config.auth.jwt is not None
+        self._salts: dict[str, bytes] = {}
         self._models = {model: pool for pool in pools.values() for model in pool.models}
 
     # -- messages.Host ---------------------------------------------------------------------------
@@ -321,18 +323,29 @@ class App:
         if call.route is Route.TRANSCRIPTIONS:
             inbound.content_type = headers[b"content-type"].decode("latin-1")
         prompt = len(message.body) // intake.BYTES_PER_TOKEN
+        asked, standing = intake.output_limit(body), PLAIN
+        terms = self._terms.get(inbound.tenant.name) if self._terms else None
+        if terms is not None:
+            standing = terms.standing(headers.get(b"x-forebay-sla"))
+            inbound.bound = terms.bound(body, call.route, prompt)
+            if inbound.bound is not None:
+                asked = terms.max_output
         model = call.model or pool.engine_model(inbound.model)
         features = LengthFeatures(
             call.route,
             model,
             inbound.tenant.name,
             prompt,
-            intake.output_limit(body),
+            asked,
             intake.answers(body),
         )
+        uncached, blocks = prompt, ()
+        if pool.prefix is not None:
+            salt = b"" if pool.prefix.section.shared else self._salt(inbound.tenant.name)
+            blocks = pool.prefix.blocks(call.route, body, model=model, salt=salt)
+            uncached = prompt - pool.prefix.longest(blocks, prompt)
+            call.cache_salt = salt.hex() or None
         session = headers.get(b"x-forebay-session")
-        terms = self._terms.get(inbound.tenant.name) if self._terms else None
-        standing = PLAIN if terms is None else terms.standing(headers.get(b"x-forebay-sla"))
         if standing.timeouts is not None:
             inbound.timeouts = standing.timeouts.get(pool.name)
         inbound.request = Request(
@@ -346,16 +359,28 @@ class App:
             deadline=message.received + (standing.deadline or pool.section.queue.deadline),
             prompt_tokens_estimate=prompt,
             output_tokens_estimate=pool.length.predict(features),
-            uncached_tokens=prompt,
+            uncached_tokens=uncached,
             body_bytes=len(message.body),
             stream=call.stream,
             session=None if session is None else session[:256].decode("latin-1"),
+            blocks=blocks,
             endpoint=endpoint,
             weight=standing.weight,
             sla=standing.sla,
             sla_rank=standing.rank,
             longest_wait=standing.longest_wait,
         )
+
+    def _salt(self, tenant: str) -> bytes:
+        """Return what keeps a tenant's prefixes apart; without tenants there is nothing to part."""
+        if not self.config.tenants:
+            return b""
+        salt = self._salts.get(tenant)
+        if salt is None:
+            secret = self.config.state.secret if self.config.state else None
+            key = b"" if secret is None else secret.get_secret_value().encode()
+            salt = self._salts[tenant] = tenant_salt(tenant, key)
+        return salt
 
     # -- what relays ask for ---------------------------------------------------------------------
 
@@ -375,6 +400,13 @@ class App:
             if outcome.placed is not None:
                 waited = (outcome.placed - outcome.received) * 1000
                 head.append((b"x-forebay-queue-ms", b"%.1f" % waited))
+            hit = (
+                None
+                if inbound.pool.prefix is None
+                else inbound.pool.prefix.expected(outcome.request_id)
+            )
+            if hit is not None:
+                head.append((b"x-forebay-prefix-hit-tokens", b"%d" % hit))
         return head
 
     def stripped(self, inbound: Inbound, fields: Iterable[str]) -> None:

@@ -36,6 +36,7 @@ READ_OR_WRITTEN = CONTROL_FIELDS | frozenset(
         "max_completion_tokens",
         "max_output_tokens",
         "n",
+        "n_predict",
         "best_of",
         "previous_response_id",
         "prompt",
@@ -57,6 +58,7 @@ class Inbound:
     __slots__ = (
         "accept",
         "body",
+        "bound",
         "call",
         "content_type",
         "model",
@@ -84,6 +86,8 @@ class Inbound:
         """The id that the caller sees: its own where that is well-formed."""
         self.accept = "*/*"
         self.tracestate: bytes | None = None
+        self.bound: dict[str, bytes] | None = None
+        """Members to set, so that the answer is no longer than the tenant may have."""
         self.timeouts: Timeouts | None = None
         """Its SLA class's, where they are not the pool's."""
         self.trace: RequestTrace

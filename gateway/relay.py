@@ -186,7 +186,10 @@ class Relay:
             self._attempt_failed(Verdict.MISSING_ROUTE, error)
             return
         self._translation = translation
-        body = inbound.body.splice(translation.set, translation.drop)
+        members = translation.set
+        if inbound.bound is not None:
+            members = {**inbound.bound, **members}
+        body = inbound.body.splice(members, translation.drop)
         if translation.drop:
             self._app.stripped(inbound, translation.drop)
         headers = inbound.headers(translation.headers)

@@ -1,4 +1,4 @@
-"""On which terms a tenant's requests go: SLA class, weight, deadline, time limits.
+"""On which terms a tenant's requests go: SLA class, weight, deadline, time limits, sizes.
 
 All of it is worked out when a configuration is taken; a request only looks up its `Standing`. A
 class is the tenant's default one, or what the caller asks for by `x-forebay-sla` and may use.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from forebay.policies.contracts import InvalidRequest, Unauthorized
+from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
 
 from .keys import OPEN
 
@@ -18,8 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.gateway.config.sections import Config, Sla, Tenant, Timeouts
+    from forebay.gateway.config.tenancy import Limits
+
+    from .intake import AnyBody
 
 HEADER = "x-forebay-sla"
+_HEEDED = {
+    Route.CHAT: ("max_tokens", "max_completion_tokens"),
+    Route.COMPLETIONS: ("max_tokens",),
+    Route.MESSAGES: ("max_tokens",),
+    Route.RESPONSES: ("max_output_tokens",),
+}
+"""Members by which engines bound an answer, the first of which all take; other routes have none."""
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+"""Every member that some engine takes for such a bound (`n_predict` is llama.cpp's)."""
 
 
 class Standing(Struct, frozen=True):
@@ -42,11 +54,17 @@ PLAIN = Standing()
 class Terms:
     """One tenant's."""
 
-    __slots__ = ("_allowed", "_known", "_usual")
+    __slots__ = ("_allowed", "_known", "_usual", "max_output", "max_prompt")
 
     def __init__(
-        self, usual: Standing, allowed: Mapping[bytes, Standing], known: frozenset[bytes]
+        self,
+        usual: Standing,
+        allowed: Mapping[bytes, Standing],
+        known: frozenset[bytes],
+        limits: Limits,
     ) -> None:
+        self.max_prompt = limits.max_prompt
+        self.max_output = limits.max_output
         self._usual = usual
         self._allowed = allowed
         self._known = known
@@ -66,6 +84,30 @@ class Terms:
         text = f"there is no such SLA class; this key may use: {may}"
         raise InvalidRequest(text, code="sla_unknown", param=HEADER)
 
+    def bound(self, body: AnyBody, route: Route, prompt: int) -> dict[str, bytes] | None:
+        """Return what to set so that the answer is bounded; None where it is. Raises Rejected."""
+        if self.max_prompt is not None and prompt > self.max_prompt:
+            raise InvalidRequest(
+                f"the prompt is estimated at {prompt} tokens; max_prompt is {self.max_prompt}",
+                code="prompt_too_long",
+            )
+        heeded = _HEEDED.get(route)
+        if self.max_output is None or heeded is None:
+            return None
+        named = {name for name in _BOUNDS if name in body.members and body.get(name) is not None}
+        for name in named:
+            _check_bound(name, body.get(name), self.max_output)
+        return None if named & set(heeded) else {heeded[0]: b"%d" % self.max_output}
+
+
+def _check_bound(name: str, value: object, most: int) -> None:
+    # Engines also take 1e6 and "1000000" for numbers, and -1 for no end.
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidRequest(f"'{name}' must be a whole number", param=name)
+    if value > most:
+        text = f"'{name}' is {value}; this key may ask for {most} (max_output)"
+        raise InvalidRequest(text, code="output_too_long", param=name)
+
 
 def terms_of(config: Config) -> dict[str, Terms]:
     """Return the terms of each tenant that has any, by its name."""
@@ -74,14 +116,17 @@ def terms_of(config: Config) -> dict[str, Terms]:
     known = frozenset(name.encode() for name in config.sla)
     found: dict[str, Terms] = {}
     for tenant in tenants:
-        if not config.sla and tenant.weight == 1.0:
+        limits = tenant.limits
+        sized = limits.max_prompt is not None or limits.max_output is not None
+        if not config.sla and tenant.weight == 1.0 and not sized:
             continue
         allowed = {
             name: _standing(name, config, tenant, weights.index(config.sla[name].weight) + 1)
             for name in _allowed(config, tenant)
         }
         usual = allowed.get(tenant.sla or "") or Standing(weight=tenant.weight)
-        found[tenant.name] = Terms(usual, {n.encode(): s for n, s in allowed.items()}, known)
+        by_header = {name.encode(): standing for name, standing in allowed.items()}
+        found[tenant.name] = Terms(usual, by_header, known, limits)
     return found
 
 

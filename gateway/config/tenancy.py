@@ -96,7 +96,7 @@ class Limits(Section):
         default=None, ge=1, description="longest prompt in tokens, as estimated; past it 400"
     )
     max_output: Count | None = Field(
-        default=None, ge=1, description="most output tokens that a request may ask for; past it 400"
+        default=None, ge=1, description="output tokens of one answer; who asks for more gets 400"
     )
     models: tuple[ModelName, ...] | None = Field(
         default=None, min_length=1, description="models it may use; default: all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from contextlib import closing
@@ -176,6 +177,72 @@ def test_a_removed_key_stops_at_once(go: Go, kit: Kit):
             assert await status() == 401
             gateway.process.apply(settings)
             assert await status() == 200
+
+    go(main())
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+SIZED: list[dict[str, Any]] = [
+    {"name": "acme", "keys": [digest_of(ACME)], "limits": {"max_prompt": 50, "max_output": 20}},
+    {"name": "other", "keys": [digest_of(OTHER)]},
+]
+
+
+def test_a_prompt_may_not_be_longer_than_the_tenants(go: Go, kit: Kit):
+    async def main() -> None:
+        async with kit.running(kit.config(tenants=SIZED)) as gateway:
+            long = kit.chat("x" * 400, max_tokens=1)
+            answer = await gateway.ask(kit.post(long, headers=bearer(ACME)))
+            assert refused(answer) == (400, "prompt_too_long")
+            assert (await gateway.ask(kit.post(long, headers=bearer(OTHER)))).status == 200
+            short = kit.post(kit.chat(max_tokens=1), headers=bearer(ACME))
+            assert (await gateway.ask(short)).status == 200
+
+    go(main())
+
+
+BOUNDS: list[tuple[str, dict[str, Any], object]] = [
+    ("/v1/chat/completions", {}, {"max_tokens": 20}),
+    ("/v1/chat/completions", {"max_tokens": None}, {"max_tokens": 20}),
+    ("/v1/chat/completions", {"max_tokens": 20}, {"max_tokens": 20}),
+    ("/v1/chat/completions", {"max_completion_tokens": 5}, {"max_completion_tokens": 5}),
+    ("/v1/chat/completions", {"max_tokens": 21}, "output_too_long"),
+    ("/v1/chat/completions", {"max_tokens": 5, "max_completion_tokens": 21}, "output_too_long"),
+    ("/v1/chat/completions", {"max_tokens": 5, "n_predict": 21}, "output_too_long"),
+    ("/v1/chat/completions", {"max_tokens": -1}, "invalid_request"),
+    ("/v1/chat/completions", {"max_tokens": 1e9}, "invalid_request"),
+    ("/v1/chat/completions", {"max_tokens": "99"}, "invalid_request"),
+    ("/v1/chat/completions", {"max_tokens": True}, "invalid_request"),
+    (
+        "/v1/completions",
+        {"max_completion_tokens": 5},
+        {"max_completion_tokens": 5, "max_tokens": 20},
+    ),
+    ("/v1/responses", {"max_tokens": 5}, {"max_tokens": 5, "max_output_tokens": 20}),
+    ("/v1/messages", {"max_tokens": 5}, {"max_tokens": 5}),
+    ("/v1/embeddings", {"max_tokens": 99}, {"max_tokens": 99}),
+]
+
+
+@pytest.mark.parametrize(("path", "members", "expected"), BOUNDS)
+def test_an_answer_is_no_longer_than_the_tenant_may_have(
+    go: Go, kit: Kit, path: str, members: dict[str, Any], expected: object
+):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole({"ok": 1})) as engine,
+            kit.running(kit.config([engine.section()], tenants=SIZED)) as gateway,
+        ):
+            request = kit.post({"model": "m", **members}, path, bearer(ACME))
+            answer = await gateway.ask(request)
+            if isinstance(expected, str):
+                assert refused(answer)[1] == expected
+                assert engine.bodies == []
+            else:
+                assert answer.status == 200
+                assert json.loads(engine.bodies[0]) == {"model": "m", **expected}  # type: ignore[dict-item] - a dict
 
     go(main())
 
