@@ -246,6 +246,8 @@ class RedisServer:
         command += ["--bind", "127.0.0.1", "--dir", str(self._folder)]
         if "--sentinel" not in command:
             command += ["--save", "", "--appendonly", "no"]
+        if "--cluster-enabled" in command:  # else it is 10,000 above, where there may be no port
+            command += ["--cluster-port", str(_free_port())]
         log = (self._folder / f"redis-{self.port}.log").open("wb")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
