@@ -226,7 +226,7 @@ class Metrics:
             if o.attempts > 1:
                 pool.retries += o.attempts - 1
         output = o.output_tokens
-        if o.first_token is not None:
+        if o.first_token is not None and o.stream:  # a whole answer shows neither
             pool.ttft.observe(max(0.0, o.first_token - received))
             if output and output > 1 and o.last_token is not None:
                 pool.tpot.observe(max(0.0, o.last_token - o.first_token) / (output - 1))

@@ -47,7 +47,7 @@ SNAPSHOT = Snapshot(
     started_unix_s=1.0,
 )
 DONE = Outcome(
-    "r", "llama", Route.CHAT, "", endpoint="v0", status=200, received=1.0, placed=1.0,
+    "r", "llama", Route.CHAT, "", endpoint="v0", status=200, stream=True, received=1.0, placed=1.0,
     first_token=1.5, last_token=2.5, ended=2.5, prompt_tokens=10, output_tokens=3,
 )  # fmt: skip
 

@@ -33,6 +33,7 @@ DONE = Outcome(
     model="m",
     endpoint="v0",
     status=200,
+    stream=True,
     attempts=1,
     received=100.0,
     placed=100.25,
@@ -112,6 +113,17 @@ def test_one_output_token_has_no_time_per_further_token():
     m = Metrics(SPACE)
     m.settled(replace(DONE, output_tokens=1))
     assert named(scrape(m), "forebay_tpot_seconds_count")["llama",] == 0
+
+
+def test_a_whole_answer_shows_neither_ttft_nor_tpot():
+    m = Metrics(SPACE)
+    m.settled(replace(DONE, stream=False, first_token=102.75))
+    samples = scrape(m)
+    counts = {
+        name: named(samples, f"forebay_{name}_seconds_count")["llama",]
+        for name in ("queue_wait", "ttft", "tpot", "e2e")
+    }
+    assert counts == {"queue_wait": 1, "ttft": 0, "tpot": 0, "e2e": 1}
 
 
 def test_a_clock_that_goes_back_never_makes_a_sum_smaller():
@@ -423,14 +435,14 @@ TARGETS = {"fast": (1.0, 0.5), "any": (float("inf"), float("inf"))}
 @pytest.mark.parametrize(
     ("changes", "met"),
     [
-        ({"stream": True}, "yes"),
-        ({"stream": True, "first_token": 101.25}, "no"),
-        ({"stream": True, "last_token": 103.0}, "no"),
-        ({"stream": True, "output_tokens": 1, "last_token": 100.75}, "yes"),
-        ({"stream": True, "output_tokens": None}, "yes"),
-        ({"first_token": 103.0, "last_token": 103.0}, "yes"),
-        ({"first_token": 103.25, "last_token": 103.25}, "no"),
-        ({"finish": Finish.TRUNCATED, "stream": True}, "no"),
+        ({}, "yes"),
+        ({"first_token": 101.25}, "no"),
+        ({"last_token": 103.0}, "no"),
+        ({"output_tokens": 1, "last_token": 100.75}, "yes"),
+        ({"output_tokens": None}, "yes"),
+        ({"stream": False, "first_token": 103.0, "last_token": 103.0}, "yes"),
+        ({"stream": False, "first_token": 103.25, "last_token": 103.25}, "no"),
+        ({"finish": Finish.TRUNCATED}, "no"),
         ({"finish": Finish.ENGINE_ERROR, "status": 502}, "no"),
         ({"finish": Finish.TIMEOUT, "status": 504, "first_token": None}, "no"),
         ({"finish": Finish.REJECTED, "status": 429, "first_token": None}, "no"),
