@@ -142,6 +142,8 @@ class Answer:
             if self._chunked or value.lower() != b"chunked":
                 raise _MalformedError("a transfer-encoding other than chunked")
             self._chunked = True
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            raise _MalformedError("an encoded body, although identity was asked for")
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:

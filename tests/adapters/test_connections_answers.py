@@ -263,6 +263,7 @@ def test_an_answer_to_head_has_no_body(recorder: type[Recorder], head: bytes, re
         (OK + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n", "can't be present"),
         (OK + b"transfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n", "can't be present"),
         (OK + b"transfer-encoding: gzip\r\n\r\nhi", "other than chunked"),
+        (OK + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\nhi", "an encoded body"),
         (OK + b"transfer-encoding: xchunked\r\n\r\nhi", "other than chunked"),
         (OK + b"transfer-encoding: gzip, chunked\r\n\r\n", "other than chunked"),
         (OK + b"transfer-encoding: chunked, gzip\r\n\r\n", "other than chunked"),
