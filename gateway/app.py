@@ -39,6 +39,7 @@ from .messages import Refusal
 from .prefix import tenant_salt
 from .relay import Relay
 from .stored import StoredResponses
+from .telemetry.labels import OTHER
 from .telemetry.traces import UNTRACED
 from .terms import PLAIN, terms_of
 from .tokens import Unverified, Verifying
@@ -63,6 +64,8 @@ _STORED = Route.RESPONSES.value + "/"
 _STORED_METHODS = {"": ("GET", "DELETE"), "cancel": ("POST",), "input_items": ("GET",)}
 _NO_CACHE = (b"cache-control", b"no-cache")
 _MAX_ACCEPT = 256
+_MAX_TRACESTATE = 512
+"""A longer one is dropped (W3C asks for no more): engines refuse heads of 8 KB."""
 
 
 class Observer(Protocol):
@@ -191,7 +194,7 @@ class App:
         outcome = Outcome(
             request_id=request_id,
             pool="",
-            route=path,
+            route=_template(path),
             tenant="",
             status=error.status,
             finish=Finish.REJECTED,
@@ -224,6 +227,8 @@ class App:
                 tenant = message.tenant
                 return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type] - set by admit
             relay = Relay(self, inbound, responder)
+            if route is None:
+                relay.outcome.route = _template(message.path)
             relay.lease = lease = self._meter.reserve(inbound.request, inbound.model, relay)
         except Rejected as error:
             self.turn_away(error, message, responder)
@@ -319,7 +324,9 @@ class App:
         inbound.trace = self.observer.tracing.begin(headers.get(b"traceparent"))
         inbound.shown_id = callers_id(headers.get(b"x-request-id")) or call.request_id
         inbound.accept = headers.get(b"accept", b"*/*")[:_MAX_ACCEPT].decode("latin-1")
-        inbound.tracestate = headers.get(b"tracestate") if inbound.trace.traceparent else None
+        if inbound.trace.traceparent:
+            state = headers.get(b"tracestate", b"")
+            inbound.tracestate = state if len(state) <= _MAX_TRACESTATE else None
         if call.route is Route.TRANSCRIPTIONS:
             inbound.content_type = headers[b"content-type"].decode("latin-1")
         prompt = len(message.body) // intake.BYTES_PER_TOKEN
@@ -440,9 +447,20 @@ def _is_paused() -> Unauthorized:
 
 def _wrong_method(path: str, methods: Iterable[str]) -> InvalidRequest:
     allowed = ", ".join(methods)
-    return InvalidRequest(
-        f"{intake.shown(path)} takes {allowed}", status=405, code="method_not_allowed"
-    )
+    text = f"{intake.shown(path)} takes {allowed}"
+    error = InvalidRequest(text, status=405, code="method_not_allowed")
+    error.headers = ((b"allow", allowed.encode()),)
+    return error
+
+
+def _template(path: str) -> str:
+    """Return the route that a path counts as: never a caller's own words, which have no end."""
+    if path in _ROUTES:
+        return path
+    if not path.startswith(_STORED):
+        return OTHER
+    _, slash, action = path.removeprefix(_STORED).partition("/")
+    return f"{_STORED}{{id}}{slash}{action}" if action in _STORED_METHODS else OTHER
 
 
 def _no_response(name: str, param: str | None) -> InvalidRequest:

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 OTHER = "other"
 ROUTES = frozenset(
-    [*map(str, Route), "/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/models"]
+    [
+        *map(str, Route),
+        "/v1/responses/{id}",
+        "/v1/responses/{id}/cancel",
+        "/v1/responses/{id}/input_items",
+    ]
 )
 FINISHES = frozenset(map(str, Finish))
 PHASES = ("uploading", "queued", "waiting", "streaming")

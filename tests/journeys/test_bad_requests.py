@@ -187,10 +187,12 @@ def test_unknown_models_routes_and_methods_are_told_apart(go: Go, kit: Kit):
     async def main() -> None:
         async with kit.running(kit.config()) as gateway:
             told: dict[str, tuple[int, str]] = {}
+            allowed: dict[str, str | None] = {}
 
             async def tell(name: str, data: bytes) -> None:
                 answer = await gateway.ask(data)
                 told[name] = (answer.status, answer.json["error"].get("code", ""))
+                allowed[name] = answer.headers.get("allow")
                 assert answer.json["error"]["message"]
                 assert answer.headers["x-request-id"]
 
@@ -217,6 +219,16 @@ def test_unknown_models_routes_and_methods_are_told_apart(go: Go, kit: Kit):
                 "no such model": (404, "model_not_found"),
                 "connect": (404, "not_found"),
                 "options": (404, "not_found"),
+            }
+            assert {name: methods for name, methods in allowed.items() if methods} == {
+                "get": "POST",
+                "post models": "GET, HEAD",
+                "put stored": "GET, DELETE",
+            }
+            assert {outcome.route for outcome in gateway.outcomes} == {
+                CHAT,
+                "/v1/responses/{id}",
+                "other",
             }
 
     go(main())

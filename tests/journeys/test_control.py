@@ -125,6 +125,23 @@ def test_only_listed_headers_go_upstream(go: Go, kit: Kit):
     go(main())
 
 
+def test_a_tracestate_longer_than_anyone_must_pass_on_is_dropped(go: Go, kit: Kit):
+    parent = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
+
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole(OK)) as scripted,
+            kit.running(kit.config([scripted.section()])) as gateway,
+        ):
+            for size in (512, 513):
+                state = "a=" + "x" * (size - 2)
+                headers = f"{parent}tracestate: {state}\r\n"
+                assert (await gateway.ask(kit.post(kit.chat(), headers=headers))).status == 200
+            assert [b"tracestate" in request for request in scripted.requests] == [True, False]
+
+    go(main())
+
+
 def test_a_pool_may_let_a_field_through(go: Go, kit: Kit):
     async def main() -> None:
         async with kit.engine(kit.whole(OK), kind="vllm") as scripted:

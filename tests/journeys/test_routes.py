@@ -203,6 +203,7 @@ def test_a_stored_response_is_asked_for_in_origin_form_however_the_caller_wrote(
                 assert answer.status == 200
             lines = {request.split(b"\r\n")[0] for request in engine.requests[1:]}
             assert lines == {b"GET /v1/responses/resp_1?a=b HTTP/1.1"}
+            assert {outcome.route for outcome in gateway.outcomes[1:]} == {"/v1/responses/{id}"}
 
     go(main())
 
