@@ -32,7 +32,6 @@ class Tenant(_Model):
     plan: str | None
     sla: str | None
     weight: float
-    reserve: float
     fail: str
     paused: bool
     keys: int = Field(description="how many it has, expired ones included")

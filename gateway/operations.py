@@ -44,7 +44,6 @@ class TenantStatus:
     plan: str | None
     sla: str | None
     weight: float
-    reserve: float
     fail: str
     paused: bool
     keys: int
@@ -150,7 +149,6 @@ class Operations:
             plan=tenant.plan,
             sla=tenant.sla,
             weight=tenant.weight,
-            reserve=tenant.reserve,
             fail=tenant.fail,
             paused=tenant.name in self._process.app.paused,
             keys=len(tenant.keys),

@@ -74,15 +74,11 @@ class Section(BaseModel):
     """Keys that a later version will know."""
     later_values: ClassVar[dict[str, frozenset[str]]] = {}
     """Values of known keys that a later version will know."""
-    also_true: ClassVar[frozenset[str]] = frozenset()
-    """Keys of numbers that may be true or false, too."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_number(cls, value: object, info: ValidationInfo) -> object:
         assert info.field_name is not None
-        if not isinstance(value, bool) or info.field_name in cls.also_true:
-            return value
-        if cls.model_fields[info.field_name].annotation is not bool:
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError("must not be true or false")
         return value

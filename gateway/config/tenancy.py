@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
@@ -18,14 +18,12 @@ from .base import (
     Url,
     checked,
 )
-from .units import parse_share, shown
+from .units import shown
 from .values import check_digest, check_state_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_RESERVE = 0.2
-"""What `reserve: true` means."""
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
 """Signatures that only the issuer can make: a shared secret would let its readers make tokens."""
 
@@ -47,15 +45,7 @@ def _key(value: object) -> object:
     return Key(digest=check_digest(value)) if isinstance(value, str) else value
 
 
-def read_reserve(value: object) -> object:
-    """Read a share, or true for the usual one."""
-    if isinstance(value, bool):
-        return DEFAULT_RESERVE if value else 0.0
-    return parse_share(value)
-
-
 Moment = Annotated[float, BeforeValidator(read_moment)]
-Reserve = Annotated[float, BeforeValidator(read_reserve)]
 Weight = Annotated[float, Field(gt=0, le=1000)]
 StateUrl = Annotated[SecretStr, checked(check_state_url)]
 
@@ -111,23 +101,20 @@ class Limits(Section):
 class Plan(Section):
     """What tenants of one kind have in common; a tenant's own keys go before."""
 
+    later = frozenset({"reserve"})
+
     sla: Name | None = Field(default=None, description="SLA class of its tenants")
     weight: Weight = Field(default=1.0, description="share of the engines next to other tenants")
-    reserve: Reserve = Field(
-        default=0.0, lt=1, description="share of each pool kept for it; true is 20 %"
-    )
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"
     )
     limits: Limits = Limits()
-    also_true: ClassVar[frozenset[str]] = frozenset({"reserve"})
 
 
 class Tenant(Section):
     """Who is billed and limited."""
 
-    later = frozenset({"priority", "timezone"})
-    also_true: ClassVar[frozenset[str]] = frozenset({"reserve"})
+    later = frozenset({"priority", "reserve", "timezone"})
 
     name: Name = Field(description="its name in metrics and logs; once in the file")
     keys: tuple[Annotated[Key, BeforeValidator(_key)], ...] = Field(
@@ -136,9 +123,6 @@ class Tenant(Section):
     plan: Name | None = Field(default=None, description="plan whose settings it takes")
     sla: Name | None = Field(default=None, description="SLA class of its requests")
     weight: Weight = Field(default=1.0, description="share of the engines next to other tenants")
-    reserve: Reserve = Field(
-        default=0.0, lt=1, description="share of each pool kept for it; true is 20 %"
-    )
     limits: Limits = Limits()
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"

@@ -81,7 +81,6 @@ def _unit(field: FieldInfo) -> str:
         base.parse_count: "count",
         base.parse_share: "share",
         scheduling.read_limit: "number or `auto`",
-        tenancy.read_reserve: "share",
         tenancy.read_moment: "date or time",
     }
     inside = [m for a in get_args(field.annotation) for m in getattr(a, "__metadata__", ())]

@@ -37,7 +37,6 @@ plans:
   gold:
     sla: fast
     weight: 8
-    reserve: true
     fail: closed
     limits: {requests_per_minute: 1k, tokens_per_minute: 200k, models: [m], sla: [fast, slow]}
 """
@@ -45,7 +44,7 @@ plans:
 
 def test_a_tenant_takes_its_plans_settings():
     taken = tenant("plan: gold", PLANS)
-    assert (taken.sla, taken.weight, taken.reserve, taken.fail) == ("fast", 8.0, 0.2, "closed")
+    assert (taken.sla, taken.weight, taken.fail) == ("fast", 8.0, "closed")
     assert taken.limits == Limits(
         requests_per_minute=1000, tokens_per_minute=200_000, models=("m",), sla=("fast", "slow")
     )
@@ -53,7 +52,7 @@ def test_a_tenant_takes_its_plans_settings():
 
 def test_a_tenants_own_settings_go_before_its_plans_key_by_key():
     own = tenant("plan: gold, weight: 1, sla: slow, limits: {requests_per_minute: 5}", PLANS)
-    assert (own.sla, own.weight, own.reserve) == ("slow", 1.0, 0.2)
+    assert (own.sla, own.weight, own.fail) == ("slow", 1.0, "closed")
     assert (own.limits.requests_per_minute, own.limits.tokens_per_minute) == (5, 200_000)
 
 
@@ -130,7 +129,7 @@ def test_a_bare_digest_is_a_key_without_an_end():
         ),
         ("weight: 0", "weight", "must be greater than 0"),
         ("weight: true", "weight", "must not be true or false"),
-        ("reserve: 100%", "reserve", "must be less than 1"),
+        ("reserve: 10%", "reserve", "is not in this version"),
         ("fail: opne", "fail", "'opne' is not one of open, closed; did you mean 'open'?"),
     ],
 )

@@ -92,7 +92,6 @@ def test_tenants_are_shown_with_what_their_plan_gives(go: Go, kit: Kit):
                 "plan": "gold",
                 "sla": None,
                 "weight": 4.0,
-                "reserve": 0.0,
                 "fail": "closed",
                 "paused": False,
                 "keys": 2,
