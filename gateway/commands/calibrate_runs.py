@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LETTERS = "bcdfghjklmnprstvwz"
 _VOWELS = "aeiou"
-_DECODED = 48
+_DECODED = 128
 _SHORT = 16
 """Words of the prompts whose decoding is measured at short context."""
 
@@ -177,32 +177,34 @@ async def measure(
     room = endpoint.max_model_len - _DECODED - 16
     for length in sorted({min(length, room) for length in lengths}):
         progress(f"prompts of {length} tokens, alone")
+        await endpoint.ask(length, 1)  # what a size costs the first time is not what it costs
         answers = [await endpoint.ask(length, 1) for _ in range(repeats)]
         tokens = round(median(answer.prompt_tokens for answer in answers))
         measured.prefills.append(Prefill(tokens, median(answer.ttft_s for answer in answers)))
     for context in (_SHORT, min(1024, room // 2)):
         for together in concurrencies:
             progress(f"{together} answers at once, {context} prompt tokens each")
-            measured.decodes.append(await _decode(endpoint, together, context))
+            runs = [await _decode(endpoint, together, context) for _ in range(repeats)]
+            measured.decodes.append(sorted(runs, key=lambda run: run.step_s)[repeats // 2])
     return measured
 
 
 async def _decode(endpoint: Endpoint, together: int, context: int) -> Decode:
     answers = await asyncio.gather(*(endpoint.ask(context, _DECODED) for _ in range(together)))
-    # Only while all of them decode: after the last first token, before the first last one.
+    # Only while all of them decode: after the last first token, before the first last one. Tokens
+    # may come in bunches, so it is their number over the time that counts, not single gaps.
     begin = max(answer.chunks[0] for answer in answers)
     end = min(answer.chunks[-1] for answer in answers)
-    gaps = [
-        later - earlier
-        for answer in answers
-        for earlier, later in zip(answer.chunks, answer.chunks[1:], strict=False)
-        if begin <= earlier and later <= end
-    ]
-    if not gaps:  # the first was done before the last began: take what there is
-        gaps = [
-            (a.chunks[-1] - a.chunks[0]) / (len(a.chunks) - 1) for a in answers if len(a.chunks) > 1
-        ]
-    if not gaps:
+    steps = [step for answer in answers if (step := _step(answer, begin, end))]
+    if not steps:  # the first was done before the last began: take what there is
+        steps = [step for a in answers if (step := _step(a, a.chunks[0], a.chunks[-1]))]
+    if not steps:
         raise EngineFailed("the endpoint does not stream token by token")
     held = sum(answer.prompt_tokens + answer.output_tokens / 2 for answer in answers)
-    return Decode(together, held, median(gaps))
+    return Decode(together, held, median(steps))
+
+
+def _step(answer: Answer, begin: float, end: float) -> float:
+    """Return the mean time from a token to the next within a span; 0 when it cannot be told."""
+    within = [moment for moment in answer.chunks if begin <= moment <= end]
+    return (within[-1] - within[0]) / (len(within) - 1) if len(within) > 8 else 0.0
