@@ -40,6 +40,11 @@ class Heap(Generic[T]):
     def __contains__(self, id: str) -> bool:  # noqa: A002 - the word for it
         return id in self._live
 
+    def get(self, id: str) -> T | None:  # noqa: A002
+        """Return the item of that id; None when it is not there."""
+        alive = self._live.get(id)
+        return None if alive is None else alive[1]
+
     def __iter__(self) -> Iterator[T]:
         """Go through the items in no order of importance."""
         return (item for _, item in self._live.values())

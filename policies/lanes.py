@@ -53,6 +53,9 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lane_of)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._lane_of
+
     def __iter__(self) -> Iterator[Lane]:
         """Go through the lanes in the order of their heads."""
         return (lane for _, _, lane in self._heads)

@@ -26,12 +26,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Charged, Overloaded, Placement
+from forebay.policies.contracts import Charged, Placement
 from forebay.policies.filter_room import Room
 
 from .admission import Admission
 from .cost import Cost
 from .guards import Guards
+from .limits import QueueLimits, past_watermark, queue_full, too_late
+from .others import Others
 from .recall import Recalls
 from .unservable import unservable
 from .waiting import Waiting
@@ -58,22 +60,6 @@ _MOST_SHAPES = 4096
 """Remembered shapes: callers may invent model names where endpoints take any."""
 _RATE_WINDOW_S = 10.0
 _LONGEST_RETRY_AFTER_S = 60.0
-
-
-class Others:
-    """What an event did to others than the request that it was about."""
-
-    __slots__ = ("expired", "recalled", "refused", "started")
-
-    def __init__(self) -> None:
-        self.recalled: list[Placement] = []
-        """Called back; stop them at their engines. Their requests wait again."""
-        self.refused: list[tuple[Request, Rejected]] = []
-        """Wait no longer: displaced, or too late to be started."""
-        self.expired: list[Request] = []
-        """Wait no longer: their deadlines have come."""
-        self.started: list[Placement] = []
-        """Placed beside what the event returned."""
 
 
 class Dispatcher:
@@ -114,19 +100,21 @@ class Dispatcher:
         self._scores = list(scores)
         self._pick = pick
         self._rng = rng
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self._limits = QueueLimits(max_requests, max_bytes)
         self._eligible: dict[Hashable, Sequence[EndpointView]] = {}
         self._placed: dict[int, Placement] = {}
         self._cost = cost or Cost()
         self._charged = ordering if isinstance(ordering, Charged) else None
-        self._caps: Mapping[str, int] = {}
-        self.guards = None if guards is None else Guards(guards, ordering, sizes=bool(watermarks))
+
         self.admission = None if watermarks is None else Admission(watermarks)
+        self.waiting = Waiting(ranked=guards is not None)
+        self.guards: Guards | None = None
+        if guards is not None:
+            alive = self.waiting.is_waiting
+            self.guards = Guards(guards, ordering, alive, sizes=watermarks is not None)
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
         self._costed = self._charged is not None or self.guards is not None
         self._next = ordering.next if self.guards is None else self.guards.next
-        self.waiting = Waiting(ranked=guards is not None)
         self._started = SlidingCount(_RATE_WINDOW_S)
 
     @property
@@ -196,9 +184,7 @@ class Dispatcher:
         self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
     ) -> None:
         """Change what may wait, also of one class; what waits already stays."""
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
-        self._caps = classes or {}
+        self._limits = QueueLimits(max_requests, max_bytes, classes)
 
     def submit(self, request: Request, now: float) -> Placement | None:
         """Place a request, or queue it (None).
@@ -228,11 +214,12 @@ class Dispatcher:
 
     def _wait(self, request: Request, now: float) -> None:
         self._ordering.add(request, now)
-        until = request.deadline
-        if self.guards is not None:
-            until = min(until, self.guards.give_up(request))
-            self.guards.add(request, self._predicted(request))
-        self.waiting.add(request, until)
+        guards = self.guards
+        if guards is None:
+            self.waiting.add(request, request.deadline)
+            return
+        self.waiting.add(request, min(request.deadline, guards.give_up(request)))
+        guards.add(request, self._predicted(request))
 
     def take_others(self) -> Others | None:
         """Return, once, what the last events did to others than their own requests; None: nothing.
@@ -309,7 +296,9 @@ class Dispatcher:
             self.leave(request)
             if top[0] < request.deadline:
                 self.gave_up += 1
-                self._others.refused.append((request, self._too_late(request, now)))
+                self._others.refused.append(
+                    (request, too_late(self.pool, now - request.arrived, self._retry_after(now)))
+                )
             else:
                 expired.append(request)
         return expired
@@ -424,67 +413,33 @@ class Dispatcher:
     def _measure(self, now: float) -> None:
         admission = self.admission
         if admission is not None:
-            admission.update(self.endpoints.values(), self._use(), now)
+            admission.update(self.endpoints.values(), self._limits.use(self.waiting), now)
             if self.guards is not None:
                 self.guards.short_first = admission.short_first
 
-    def _use(self) -> float:
-        return self.queued / self._max_requests if self._max_requests else 0.0
-
     def _let_in(self, request: Request, now: float) -> None:
         """Hold a new request against the watermarks."""
-        admission = self.admission
-        assert admission is not None
-        admission.fill(self._use())
-        reason = admission.refusal(request)
+        assert self.admission is not None
+        self.admission.fill(self._limits.use(self.waiting))
+        reason = self.admission.refusal(request)
         if reason is not None:
-            raise Overloaded(
-                f"pool {self.pool!r} lets less in: {reason}; try again later",
-                code="watermark",
-                retry_after=self._retry_after(now),
-            )
+            raise past_watermark(self.pool, reason, self._retry_after(now))
 
     def _admit(self, request: Request, now: float) -> None:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
-        full = self._no_room_for(request)
-        while full and self.guards is not None:
-            victim = self.waiting.displaceable(request.sla_rank)
+        limits, waiting = self._limits, self.waiting
+        capped = limits.class_full(request, waiting)
+        if capped:
+            raise queue_full(self.pool, capped, self._retry_after(now))
+        share = 1.0 if self.admission is None else self.admission.queue_share
+        while full := limits.full(request, waiting, share):
+            victim = waiting.displaceable(request.sla_rank)
             if victim is None:
-                break
+                raise queue_full(self.pool, full, self._retry_after(now))
             self.leave(victim)
             self.displaced += 1
-            error = self._full_queue("its place went to a higher class", now)
+            error = queue_full(self.pool, "a higher class took its place", self._retry_after(now))
             self._others.refused.append((victim, error))
-            full = self._no_room_for(request)
-        if full:
-            raise self._full_queue(full, now)
-
-    def _no_room_for(self, request: Request) -> str:
-        """Say what is full; empty when there is room."""
-        share = 1.0 if self.admission is None else self.admission.queue_share
-        cap = self._caps.get(request.sla)
-        if cap is not None and (waiting := self.waiting.of_class(request.sla)) >= cap:
-            return f"{waiting} requests of class {request.sla!r} wait"
-        if self.queued >= self._max_requests * share:
-            return f"{self.queued} requests wait"
-        if self.queued_bytes + request.body_bytes > self._max_bytes * share:
-            return f"{self.queued_bytes} bytes of requests wait"
-        return ""
-
-    def _full_queue(self, full: str, now: float) -> Overloaded:
-        return Overloaded(
-            f"pool {self.pool!r} is full: {full}; try again later",
-            retry_after=self._retry_after(now),
-        )
-
-    def _too_late(self, request: Request, now: float) -> Overloaded:
-        waited = now - request.arrived
-        return Overloaded(
-            f"pool {self.pool!r} could not start this in {waited:.1f} s, the longest wait of its"
-            " class; try again later",
-            code="longest_wait",
-            retry_after=self._retry_after(now),
-        )
 
     def _recall_for(
         self, request: Request, eligible: Sequence[EndpointView], now: float
@@ -492,7 +447,7 @@ class Dispatcher:
         """Call back a lower class's placement for a request that would be next of its rank."""
         assert self._recalls is not None
         assert self.guards is not None
-        if self.waiting.ranks_at_least(request.sla_rank):
+        if self.waiting.any_of_rank(request.sla_rank):
             return None
         names = {view.name for view in eligible if view.room >= 0}
         victim = self._recalls.victim(request.sla_rank, names)

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from forebay.policies.heap import Heap
 from forebay.policies.lanes import Lanes
+
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,14 @@ class Credit:
 class Guards:
     """Watches over one pool's ordering; see the module's docstring."""
 
-    def __init__(self, settings: GuardSettings, ordering: Ordering, *, sizes: bool = False) -> None:
+    def __init__(
+        self,
+        settings: GuardSettings,
+        ordering: Ordering,
+        alive: Callable[[Request], bool],
+        *,
+        sizes: bool = False,
+    ) -> None:
         self.settings = settings
         self.forced = 0
         """Overdue requests that were put before what the ordering had chosen."""
@@ -86,7 +94,10 @@ class Guards:
         self._ordering = ordering
         self._overdue_credit = Credit(settings.overdue_share)
         self._long_credit = Credit(settings.long_share)
-        self._dues: Heap[Request] = Heap()
+        self._alive = alive
+        self._waited: dict[float, Timeline] = {}
+        """What is not yet overdue, by longest wait: who came first is due first."""
+        self._watched = 0
         self._overdue = Lanes()
         self._overdue_of: dict[str, Lanes] = {}
         self._keeps_long = bool(settings.long_share) and getattr(ordering, "by_size", False)
@@ -112,7 +123,15 @@ class Guards:
 
     def add(self, request: Request, cost: float) -> None:
         """Watch a request that waits."""
-        self._dues.add(self.due(request), request.id, request)
+        longest = request.longest_wait
+        if longest is None:
+            longest = self.settings.longest_wait
+        line = self._waited.get(longest)
+        if line is None:
+            line = self._waited[longest] = Timeline(self._alive)
+        line.add(request)
+        self._watched += 1
+        line.trim(self._watched)
         if self._keeps_long and cost >= self.settings.long_cost:
             self._long.add(request, (request.sequence, 0.0))
         if self._sizes is not None:
@@ -123,9 +142,11 @@ class Guards:
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits no longer."""
-        if self._dues.remove(request.id) is None and self._overdue.discard(request):
+        self._watched -= 1
+        if len(self._overdue) and self._overdue.discard(request):
             _drop(self._overdue_of, request)
-        self._long.discard(request)
+        if len(self._long):
+            self._long.discard(request)
         if self._sizes is not None:
             _drop(self._sizes, request)
 
@@ -179,14 +200,19 @@ class Guards:
 
     def _age(self, now: float) -> None:
         """Find out who has become overdue."""
-        while (top := self._dues.top()) is not None and top[0] <= now:
-            due, request = top
-            self._dues.remove(request.id)
-            self._overdue.add(request, (due, request.sequence))
-            lanes = self._overdue_of.get(request.tenant)
-            if lanes is None:
-                lanes = self._overdue_of[request.tenant] = Lanes()
-            lanes.add(request, (due, request.sequence))
+        for longest, line in self._waited.items():
+            while (request := line.first()) is not None and request.arrived + longest <= now:
+                line.pop()
+                self._late(request, request.arrived + longest)
+
+    def _late(self, request: Request, due: float) -> None:
+        if request.id in self._overdue:  # it came back, and stood in the line twice
+            return
+        self._overdue.add(request, (due, request.sequence))
+        lanes = self._overdue_of.get(request.tenant)
+        if lanes is None:
+            lanes = self._overdue_of[request.tenant] = Lanes()
+        lanes.add(request, (due, request.sequence))
 
 
 def _drop(lanes_of: dict[str, Lanes], request: Request) -> None:

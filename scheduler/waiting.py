@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from forebay.policies.heap import Heap
 
+from .timeline import Timeline
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,13 +24,17 @@ class Waiting:
         self.counts: dict[tuple[str, str], int] = {}
         """How many wait, by SLA class and tenant."""
         self._limits: Heap[Request] = Heap()
-        self._arrivals: dict[str, Heap[Request]] = {}
+        self._arrivals: dict[str, Timeline] = {}
         self._ranked = ranked
-        self._youngest: dict[int, Heap[Request]] = {}
-        """By rank of class; kept only where a higher class may displace a lower one."""
+        self._youngest: dict[int, Heap[Request]] | None = None
+        """By rank of class; kept from when a second class's request is seen."""
 
     def __len__(self) -> int:
         return len(self._limits)
+
+    def is_waiting(self, request: Request) -> bool:
+        """Tell whether this very request waits, and not another try of it."""
+        return self._limits.get(request.id) is request
 
     def __iter__(self) -> Iterator[Request]:
         """Go through the requests in no order of importance."""
@@ -37,16 +43,17 @@ class Waiting:
     def add(self, request: Request, until: float) -> None:
         """Take a request in; it may wait `until` then."""
         self._limits.add(until, request.id, request)
-        arrivals = self._arrivals.get(request.sla)
+        sla = request.sla
+        arrivals = self._arrivals.get(sla)
         if arrivals is None:
-            arrivals = self._arrivals[request.sla] = Heap()
-        arrivals.add(request.arrived, request.id, request)
-        if self._ranked:
-            rank = self._youngest.get(request.sla_rank)
-            if rank is None:
-                rank = self._youngest[request.sla_rank] = Heap()
-            rank.add(-request.sequence, request.id, request)
-        key = (request.sla, request.tenant)
+            arrivals = self._arrivals[sla] = Timeline(self.is_waiting)
+        arrivals.add(request)
+        arrivals.trim(len(self._limits))
+        if self._youngest is not None:
+            self._rank(self._youngest, request)
+        elif self._ranked and request.sla_rank:
+            self._index()
+        key = (sla, request.tenant)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.bytes += request.body_bytes
 
@@ -55,8 +62,7 @@ class Waiting:
         request = self._limits.remove(request_id)
         if request is None:
             return None
-        self._arrivals[request.sla].remove(request_id)
-        if self._ranked:
+        if self._youngest is not None:
             self._youngest[request.sla_rank].remove(request_id)
         key = (request.sla, request.tenant)
         left = self.counts[key] - 1
@@ -67,28 +73,47 @@ class Waiting:
         self.bytes -= request.body_bytes
         return request
 
+    def _index(self) -> dict[int, Heap[Request]]:
+        """Begin to keep who is youngest of each rank."""
+        youngest: dict[int, Heap[Request]] = {}
+        self._youngest = youngest
+        for each in self._limits:
+            self._rank(youngest, each)
+        return youngest
+
+    @staticmethod
+    def _rank(youngest: dict[int, Heap[Request]], request: Request) -> None:
+        rank = youngest.get(request.sla_rank)
+        if rank is None:
+            rank = youngest[request.sla_rank] = Heap()
+        rank.add(-request.sequence, request.id, request)
+
     def soonest(self) -> tuple[float, Request] | None:
         """Return when the first may wait no longer, and which; None when nothing waits."""
         return self._limits.top()
 
     def oldest(self) -> dict[str, float]:
         """Return when the oldest of each class came, for the classes that wait."""
-        tops = {sla: heap.top() for sla, heap in self._arrivals.items()}
-        return {sla: top[0] for sla, top in tops.items() if top is not None}
+        tops = {sla: arrivals.first() for sla, arrivals in self._arrivals.items()}
+        return {sla: top.arrived for sla, top in tops.items() if top is not None}
 
     def of_class(self, sla: str) -> int:
         """Count those of one class."""
-        arrivals = self._arrivals.get(sla)
-        return 0 if arrivals is None else len(arrivals)
+        return sum(count for (known, _), count in self.counts.items() if known == sla)
 
-    def ranks_at_least(self, rank: int) -> int:
-        """Count those whose class matters as much, or more."""
-        return sum(len(heap) for known, heap in self._youngest.items() if known >= rank)
+    def any_of_rank(self, rank: int) -> bool:
+        """Tell whether one waits whose class matters as much, or more."""
+        if self._youngest is None:
+            return rank <= 0 and len(self) > 0
+        return any(known >= rank and len(heap) for known, heap in self._youngest.items())
 
     def displaceable(self, rank: int) -> Request | None:
         """Return the youngest of the lowest class, if it is below `rank`."""
-        below = [known for known, heap in self._youngest.items() if known < rank and len(heap)]
+        if not self._ranked or rank <= 0:
+            return None
+        youngest = self._index() if self._youngest is None else self._youngest
+        below = [known for known, heap in youngest.items() if known < rank and len(heap)]
         if not below:
             return None
-        top = self._youngest[min(below)].top()
+        top = youngest[min(below)].top()
         return None if top is None else top[1]
