@@ -1,5 +1,7 @@
 """What the YAML may say of tenants, plans, limits, SLA classes, prices and state."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +215,22 @@ def test_no_error_or_repr_repeats_a_password():
     config = read("state: {url: 'redis://:${S}@host:6379/0', secret: '${S}'}\n")
     assert "hunter2" not in repr(config)
     assert "hunter2" not in str(errors("state: {url: 'http://:${S}@host'}\n"))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tenants.md"
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))
+def test_the_configurations_on_the_page_of_tenants_are_right(block: str):
+    assert load.read(block, {"REDIS_PASSWORD": "secret"}).tenants
+
+
+def test_the_page_of_tenants_says_what_each_limit_does():
+    table = PAGE.read_text().partition("## What each limit does")[2].partition("##")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(
+        Limits.model_fields
+    )
 
 
 def test_settings_made_in_python_are_resolved_too():
