@@ -47,7 +47,7 @@ class Scanner:
     def __init__(self, dialect: Dialect, *, strip_usage: bool) -> None:
         self._dialect = dialect
         self._strip = strip_usage
-        self._tail = b""
+        self._tail = bytearray()
         self.seen = Seen()
         self.events = 0
         """Events that have passed, comments left out; an estimate where reads are large."""
@@ -63,66 +63,92 @@ class Scanner:
         """Look at what came and return what may go on."""
         if self.blind:
             return data
-        whole = self._tail + data if self._tail else data
-        cut = _boundary(whole)
-        if cut == len(whole):
-            complete, self._tail = whole, b""
+        if self._tail:
+            complete = self._grow(data)
+        elif (cut := _boundary(data)) == len(data):
+            complete = data
         else:
-            complete, self._tail = whole[:cut], whole[cut:]
+            complete, self._tail = data[:cut], bytearray(data[cut:])
         if complete:
             complete = self._look(complete)
         if len(self._tail) > LOOK_LIMIT:
             self.blind = True
-            complete, self._tail = complete + self._tail, b""
+            complete, self._tail = complete + self._tail, bytearray()
         return complete if self._strip else data
+
+    def _grow(self, data: bytes) -> bytes:
+        """Add to the event in progress; return what is whole with it.
+
+        Only what is new is looked through: an event may come in ten thousand pieces.
+        """
+        tail = self._tail
+        edge = bytes(tail[-3:])  # a blank line may have begun there
+        cut = _boundary(edge + data) - len(edge)
+        if cut <= 0:
+            tail += data
+            return b""
+        self._tail = bytearray(data[cut:])
+        tail += data[:cut]
+        return bytes(tail)
 
     def flush(self) -> bytes:
         """Return what was held back, at the end of input."""
-        return self._tail if self._strip else b""
+        return bytes(self._tail) if self._strip else b""
 
     def _look(self, complete: bytes) -> bytes:
         """Learn from whole events; return them less the one to be stripped."""
         number = complete.count(b"\n") // self._dialect.lines_per_event
         self.events += number or not complete.startswith(b":")
-        window, passed = complete, complete
+        start, cuts = 0, list[tuple[int, int]]()
         if not self.seen.token:
-            position, passed = self._seek_token(complete)
-            window = complete[position:]
-        if len(window) > 2 * WINDOW:
-            cut = window.rfind(b"\n\n", 0, len(window) - WINDOW)
-            window = window[cut + 2 :] if cut >= 0 else window
+            start = self._seek_token(complete, cuts)
+        if len(complete) - start > 2 * WINDOW:
+            cut = complete.rfind(b"\n\n", start, len(complete) - WINDOW)
+            start = cut + 2 if cut >= 0 else start
+        window = complete[start:] if start else complete
         for mark in self._dialect.marks:
             if mark in window:
-                return self._read(window, passed)
-        return passed
+                self._read(window, start, cuts)
+                break
+        return _less(complete, cuts) if cuts else complete
 
-    def _seek_token(self, complete: bytes) -> tuple[int, bytes]:
-        """Read events up to the first token; return where the rest begins, and what may pass."""
-        look, seen, position, passed = self._dialect.look, self.seen, 0, complete
+    def _seek_token(self, complete: bytes, cuts: list[tuple[int, int]]) -> int:
+        """Read events up to the first token; return where the rest begins."""
+        look, seen, position = self._dialect.look, self.seen, 0
         for text, name, data in events(complete):
-            position += len(text)
+            start, position = position, position + len(text)
             look(name, data, seen)
             if self._strip and b"usage" in data and _only_usage(data):
-                passed = passed.replace(text, b"", 1)
+                cuts.append((start, position))
             if seen.token:
                 break
-        return position, passed
+        return position
 
-    def _read(self, window: bytes, passed: bytes) -> bytes:
-        """Read those events of the window that have a mark; return what may pass."""
+    def _read(self, window: bytes, offset: int, cuts: list[tuple[int, int]]) -> None:
+        """Read those events of the window that have a mark; note what must not pass."""
         look, seen = self._dialect.look, self.seen
-        for block in _marked(window, self._dialect.marks):
-            for text, name, data in events(block):
+        for start, end in _marked(window, self._dialect.marks):
+            position = offset + start
+            for text, name, data in events(window[start:end]):
                 look(name, data, seen)
                 if self._strip and _only_usage(data):
-                    passed = passed.replace(text, b"", 1)
-        return passed
+                    cuts.append((position, position + len(text)))
+                position += len(text)
 
 
-def _marked(window: bytes, marks: tuple[bytes, ...]) -> list[bytes]:
-    """Return the events that hold a mark, in their order."""
+def _less(complete: bytes, cuts: list[tuple[int, int]]) -> bytes:
+    """Cut parts out, by their places: an event's text may stand in another, too."""
+    pieces, position = list[bytes](), 0
+    for start, end in cuts:
+        pieces.append(complete[position:start])
+        position = end
+    return b"".join((*pieces, complete[position:]))
+
+
+def _marked(window: bytes, marks: tuple[bytes, ...]) -> list[tuple[int, int]]:
+    """Return where the events are that hold a mark, in their order."""
     if b"\r" in window:
-        return [window]  # rare, so all of it
+        return [(0, len(window))]  # rare, so all of it
     found: dict[int, int] = {}
     for mark in marks:
         at = window.find(mark)
@@ -131,7 +157,7 @@ def _marked(window: bytes, marks: tuple[bytes, ...]) -> list[bytes]:
             start = window.rfind(b"\n\n", 0, at)
             found[start + 2 if start >= 0 else 0] = end
             at = window.find(mark, end)
-    return [window[start : found[start]] for start in sorted(found)]
+    return sorted(found.items())
 
 
 def _boundary(data: bytes) -> int:
