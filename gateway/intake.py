@@ -46,6 +46,7 @@ READ_OR_WRITTEN = CONTROL_FIELDS | frozenset(
 """Members whose repetition would leave open what was meant."""
 USAGE_ROUTES = frozenset({Route.CHAT, Route.COMPLETIONS})
 """Routes that tell usage in a stream only when asked."""
+_MOST_ANSWERS = 1024
 BYTES_PER_TOKEN = 4
 """Rough, and of the whole body: media in base64 count far too much, which errs on the safe side."""
 _COUNTED = 64 << 10
@@ -194,14 +195,18 @@ def output_limit(body: AnyBody) -> int | None:
 
 
 def answers(body: AnyBody) -> int:
-    """Return how many answers one call asks for: `n` for each prompt."""
-    prompts = _prompts(body) if "prompt" in body.members else 1
-    if "n" not in body.members:
-        return prompts
-    value = body.get("n")
-    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return min(value, 1024) * prompts
-    return prompts
+    """Return how many answers one call has made: `n`, or `best_of` for fewer, for each prompt."""
+    members = body.members
+    prompts = _prompts(body) if "prompt" in members else 1
+    each = _count(body, "n") if "n" in members else 1
+    if "best_of" in members:
+        each = max(each, _count(body, "best_of"))
+    return each * prompts
+
+
+def _count(body: AnyBody, name: str) -> int:
+    value = body.get(name)
+    return min(value, _MOST_ANSWERS) if type(value) is int and value > 1 else 1
 
 
 def _prompts(body: AnyBody) -> int:

@@ -112,6 +112,9 @@ def test_the_longest_answer_asked_for(members: dict[str, Any], limit: int | None
         ({"prompt": [1, 2, 3]}, 1),
         ({"prompt": [[1, 2], [3]], "n": 2}, 4),
         ({"prompt": []}, 1),
+        ({"best_of": 5}, 5),
+        ({"best_of": 5, "n": 2}, 5),
+        ({"best_of": 1, "n": 3, "prompt": ["a", "b"]}, 6),
     ],
 )
 def test_how_many_answers_are_asked_for(members: dict[str, Any], count: int):
