@@ -110,7 +110,8 @@ class App:
         self.abort = abort
         """Tell an engine to stop, off the path of the call."""
         self.observer = observer
-        self._meter = meter
+        self.meter = meter
+        """Whom calls are reserved with; a reload may bring another."""
         self._local = local
         self._ids = Ids()
         self._sequence = 0
@@ -229,7 +230,7 @@ class App:
             relay = Relay(self, inbound, responder)
             if route is None:
                 relay.outcome.route = _template(message.path)
-            relay.lease = lease = self._meter.reserve(inbound.request, inbound.model, relay)
+            relay.lease = lease = self.meter.reserve(inbound.request, inbound.model, relay)
         except Rejected as error:
             self.turn_away(error, message, responder)
             return None

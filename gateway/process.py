@@ -21,9 +21,10 @@ from .chores import Chores
 from .keys import Keys
 from .local import LocalAnswers, Scrape
 from .messages import Limits
-from .meter import Unmetered
 from .operations import CannotNow, Operations
 from .protocol import Connections, HttpProtocol, Phase
+from .quota.metering import Metering
+from .quota.store import StoreAway
 from .reload import Watcher
 from .status import take_snapshot
 from .telemetry import logs
@@ -140,11 +141,13 @@ class Process:
         )
         self._assembly.take(self._assembly.build(config))
         self._tokens = self._tokens_of(config)
+        self._metering = Metering(config, self._path, now=time.monotonic)
+        await self._metering.start()
         self.app = App(
             config,
             keys=self._keys_of(config, self._tokens),
             pools=self._assembly.pools,
-            meter=Unmetered(),
+            meter=self._metering.meter,
             observer=self.telemetry,
             local=LocalAnswers(
                 snapshot=self.snapshot,
@@ -239,6 +242,7 @@ class Process:
             now = time.monotonic()
             try:
                 self.telemetry.flush()
+                self._metering.tick(now)
                 if now - checked >= CHECKS:
                     checked = now
                     self._check(now)
@@ -269,6 +273,7 @@ class Process:
             loop_pause_max_s=self._watch.longest,
             log_lines_dropped=self._writer.dropped,
             traces_dropped=self.telemetry.spans.dropped if self.telemetry.spans else 0,
+            quota=self._metering.status({tenant.name for tenant in self.config.tenants}),
             version=__version__,
             started_unix_s=self._started,
         )
@@ -299,6 +304,8 @@ class Process:
                 raise ConfigError(f"server.{key} cannot change while running; restart for it")
         if config.telemetry != self.config.telemetry:
             raise ConfigError("telemetry cannot change while running; restart for it")
+        if config.state != self.config.state:
+            raise ConfigError("state cannot change while running; restart for it")
         built = self._assembly.build(config)
         tokens = self._tokens_of(config)
         self._assembly.take(built)
@@ -310,6 +317,8 @@ class Process:
             self._chores.put(self._tokens.close)
         self._tokens = tokens
         keys = self._keys_of(config, tokens)
+        self._metering.configure(config)
+        self.app.meter = self._metering.meter
         self.app.configure(config, keys=keys, pools=self._assembly.pools)
         self._assembly.recheck()
 
@@ -331,13 +340,25 @@ class Process:
             raise CannotNow("there is no configuration file to read")
         return await self._watcher.reload()
 
-    async def used(self, tenant: str) -> tuple[float, ...]:  # noqa: ARG002 - until there is a meter
+    async def used(self, tenant: str) -> tuple[float, ...]:
         """Return what a tenant has used now, in the order of `policies.quota.NAMES`."""
-        raise CannotNow("nothing is metered")
+        try:
+            used = await self._metering.used(tenant)
+        except StoreAway as error:
+            raise CannotNow("the shared counters cannot be reached") from error
+        if used is None:
+            raise CannotNow("nothing is metered")
+        return used
 
-    async def usage(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:  # noqa: ARG002 - likewise
+    async def usage(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:
         """Return the ledger's rows from a day on."""
-        raise CannotNow("no usage is kept")
+        try:
+            rows = await self._metering.usage(tenants, since)
+        except StoreAway as error:
+            raise CannotNow("the ledger cannot be read") from error
+        if rows is None:
+            raise CannotNow("no usage is kept")
+        return rows
 
     @staticmethod
     def _keys_of(config: Config, tokens: Tokens | None) -> Keys:
@@ -391,5 +412,7 @@ class Process:
         for _ in range(10):  # for the last bytes to go out
             if self.connections.open:
                 await asyncio.sleep(0.01)
+        if not await self._metering.close():
+            logger.warning("not all usage is told")
         self.telemetry.close()
         logger.info("stopped", extra={"unsettled": len(self.app.active)})

@@ -55,6 +55,9 @@ Sums = list[int]
 class Book(Protocol):
     """Where usage is kept. Any of these may raise OSError or sqlite3.Error."""
 
+    tenants: Sequence[str]
+    """Whom `rows` tells of where it is not told whom to, if the book cannot list them itself."""
+
     async def write(self, name: str, sums: Mapping[Key, Sums]) -> None:
         """Add to what is there, once for each name."""
         ...
@@ -130,11 +133,17 @@ class Ledger:
         await self.flush()
         return [] if self.book is None else await self.book.rows(tenants, since, until)
 
-    async def close(self) -> None:
-        """Write what is left and close the book."""
-        await self.flush()
+    async def close(self) -> bool:
+        """Write what is left and close the book; False when it could not be written."""
+        written = await self.flush()
         if self.book is not None:
             await self.book.close()
+        return written
+
+    def rename(self, tenants: Sequence[str]) -> None:
+        """Take the tenants of a reloaded configuration."""
+        if self.book is not None:
+            self.book.tenants = tenants
 
 
 def row_of(key: Key, sums: Sequence[int]) -> Row:
@@ -181,6 +190,8 @@ _BUSY_S = 5.0
 
 class SqliteBook:
     """A file. Any number of processes may write to it; each write is one transaction."""
+
+    tenants: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -26,7 +26,7 @@ class RedisBook:
 
     def __init__(self, url: str, tenants: Sequence[str], *, prefix: str = "forebay") -> None:
         """`tenants` are those that `rows` tells of when it is not told whom to."""
-        self.tenants = tenants
+        self.tenants: Sequence[str] = tenants
         self._client: Any = connect(url, _TIMEOUT_S)
         self._prefix = prefix
         self._script = _SCRIPT.read_text()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from importlib.resources import files
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -37,11 +37,24 @@ from .store import (
 from .store import Usage as UsageOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
+T = TypeVar("T")
 TIMEOUT_S = 0.05
 _DEADLINE_SLACK_S = 0.02
 """The server's clock as we know it lags by half a round trip."""
+REPLICA_S = 5
+"""A replica that has said nothing for so long is not there."""
+_LATE_S = 0.02
+_OWN_TIMEOUT_S = 1.0
+"""The client's, beyond ours: it cannot tell a slow server from a loop that was held up."""
+_SEEN = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]) - 1)
+redis.call('EXPIRE', KEYS[1], 60)
+return redis.call('ZCARD', KEYS[1])
+"""
 _SCRIPT = files("forebay.gateway.quota").joinpath("lua/quota.lua")
 _encode = msgspec.msgpack.encode
 _answer = msgspec.msgpack.Decoder(tuple[int, list[list[Any]] | None]).decode
@@ -78,14 +91,28 @@ class RedisStore:
 
     async def apply(self, batches: Sequence[Batch]) -> list[list[Reply]]:
         """See Store."""
+        return await self._within(self._all(batches))
+
+    async def seen(self, replica: str) -> int:
+        """Say that a replica is there; return how many were seen lately, this one included."""
+        return await self._within(self._seen(replica))
+
+    async def _within(self, asked: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                if not self._cluster:
-                    return await self._call(batches)
-                return [(await self._call([batch]))[0] for batch in batches]
+            return await patiently(asked, self._timeout_s)
         except (RedisError, OSError, TimeoutError) as error:
             await self.drop()
             raise StoreAway(str(error) or "no answer in time") from error
+
+    async def _all(self, batches: Sequence[Batch]) -> list[list[Reply]]:
+        if not self._cluster:
+            return await self._call(batches)
+        return [(await self._call([batch]))[0] for batch in batches]
+
+    async def _seen(self, replica: str) -> int:
+        client: Any = self.client
+        key = f"{self._prefix}:{{replicas}}"
+        return await client.eval(_SEEN, 1, key, replica, REPLICA_S)
 
     async def drop(self) -> None:
         """Forget the open connections: what they still carry is nobody's any more."""
@@ -110,7 +137,8 @@ class RedisStore:
         asked = [(wire_caps(b.caps), b.dates.day, b.dates.month, b.operations) for b in batches]
         packed = _encode((deadline, self._lease_s, asked))
         now_ms, answers = _answer(await self._run(keys, packed))
-        self._ahead = now_ms / 1000 - monotonic()
+        ahead = now_ms / 1000 - monotonic()  # less by what the answer took to get here
+        self._ahead = ahead if self._ahead is None else max(ahead, self._ahead)
         if answers is None:
             raise TimeoutError("the server answered too late")
         return [
@@ -140,6 +168,25 @@ def _reply(asked: Operation, said: Any) -> Reply:
     return Used(*said) if isinstance(asked, UsageOperation) else said
 
 
+async def patiently(asked: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Wait for an answer, `timeout_s` of it at most while this process is awake.
+
+    A loop that was held up has read no answer: what is late then is we, so the time begins anew.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(asked)
+    try:
+        while True:
+            due = loop.time() + timeout_s
+            done, _ = await asyncio.wait((task,), timeout=timeout_s)
+            if done:
+                return task.result()
+            if loop.time() - due < _LATE_S:
+                raise TimeoutError
+    finally:
+        task.cancel()
+
+
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
     """Make a client for a URL; nothing is connected before it is used.
 
@@ -147,8 +194,8 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
     `redis+sentinel://[:password@]host:port,host:port/service[/db]`.
     """
     options: dict[str, Any] = {
-        "socket_connect_timeout": timeout_s,
-        "socket_timeout": timeout_s,
+        "socket_connect_timeout": max(timeout_s, _OWN_TIMEOUT_S),
+        "socket_timeout": max(timeout_s, _OWN_TIMEOUT_S),
         "retry": Retry(NoBackoff(), 0),
     }
     if url.startswith("redis+cluster://"):

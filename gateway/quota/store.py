@@ -132,6 +132,14 @@ class Store(Protocol):
         ...
 
 
+class SharedStore(Store, Protocol):
+    """A store of many replicas."""
+
+    async def seen(self, replica: str) -> int:
+        """Say that a replica is there; return how many were seen lately. Raises StoreAway."""
+        ...
+
+
 def wire_caps(caps: Caps) -> tuple[float, ...]:
     """Return limits as they travel: -1 is none."""
     return tuple(-1 if cap == UNLIMITED else cap for cap in caps.numbers())

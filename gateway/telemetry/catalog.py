@@ -135,6 +135,27 @@ LOG_DROPPED = _counter(
 TRACES_DROPPED = _counter(
     "forebay_traces_dropped_total", (), "sampled requests whose spans were lost"
 )
+QUOTA_REFUSED = _counter(
+    "forebay_quota_refused_total", ("tenant", "limit"), "requests refused by a tenant's own limit"
+)
+QUOTA_LOCAL = _counter(
+    "forebay_quota_local_total",
+    ("tenant",),
+    "requests let in on this replica's share of a limit while shared counters were away",
+)
+QUOTA_AWAY = _gauge("forebay_quota_away", (), "1 while shared counters cannot be reached")
+QUOTA_TIMES_AWAY = _counter(
+    "forebay_quota_outages_total", (), "times that shared counters went away"
+)
+QUOTA_REPLICAS = _gauge(
+    "forebay_quota_replicas", (), "replicas that shared the counters when last seen"
+)
+QUOTA_WAITING = _gauge(
+    "forebay_quota_waiting", (), "reservations and settlements that shared counters owe an answer"
+)
+USAGE_LOST = _counter(
+    "forebay_usage_lost_total", (), "requests whose usage could not be kept in the ledger"
+)
 BUILD = _gauge("forebay_build_info", ("version",), "always 1")
 
 CATALOG = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

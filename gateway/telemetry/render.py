@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .catalog import Metric
     from .histogram import HistogramCopy
     from .metrics import Copied, Labels
-    from .snapshot import EndpointStatus, Snapshot
+    from .snapshot import EndpointStatus, QuotaStatus, Snapshot
 
 
 def render_text(accept: str, copied: Copied, snapshot: Snapshot) -> tuple[str, bytes]:
@@ -97,7 +97,18 @@ def _gauges(snapshot: Snapshot) -> Iterator[Family]:
         yield _gauge(metric, {(): value})
     yield _counter(catalog.LOG_DROPPED, {(): snapshot.log_lines_dropped})
     yield _counter(catalog.TRACES_DROPPED, {(): snapshot.traces_dropped})
+    yield from _quota(snapshot.quota)
     yield _gauge(catalog.BUILD, {(snapshot.version,): 1})
+
+
+def _quota(quota: QuotaStatus) -> Iterator[Family]:
+    yield _counter(catalog.QUOTA_REFUSED, quota.refused)
+    yield _counter(catalog.QUOTA_LOCAL, {(name,): n for name, n in quota.admitted_here.items()})
+    yield _gauge(catalog.QUOTA_AWAY, {(): quota.away})
+    yield _counter(catalog.QUOTA_TIMES_AWAY, {(): quota.times_away})
+    yield _gauge(catalog.QUOTA_REPLICAS, {(): quota.replicas})
+    yield _gauge(catalog.QUOTA_WAITING, {(): quota.waiting})
+    yield _counter(catalog.USAGE_LOST, {(): quota.usage_lost})
 
 
 def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,24 @@ class PoolStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaStatus:
+    """Tenants' limits: what was refused, and how the store of shared counters is."""
+
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """By tenant and limit."""
+    admitted_here: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By tenant: let in on this replica's share while the store was away."""
+    away: bool = False
+    times_away: int = 0
+    replicas: int = 1
+    """Seen lately, this one included."""
+    waiting: int = 0
+    """Reservations and settlements that the store has not answered."""
+    usage_lost: int = 0
+    """Requests whose usage could not be kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole gateway. Everything in it is a copy, so any thread may read it."""
 
@@ -62,6 +84,7 @@ class Snapshot:
     loop_pause_max_s: float = 0.0
     log_lines_dropped: int = 0
     traces_dropped: int = 0
+    quota: QuotaStatus = QuotaStatus()
     version: str = ""
     started_unix_s: float = 0.0
 

@@ -103,6 +103,8 @@ def test_a_batch_that_is_written_again_counts_once(make: Callable[[], Book], run
 class Failing:
     """Writes, but the first answers get lost."""
 
+    tenants: Sequence[str] = ()
+
     def __init__(self, failures: int) -> None:
         self.failures = failures
         self.written: dict[str, Mapping[Key, Sums]] = {}
