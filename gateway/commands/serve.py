@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
 
     if arguments.workers > 1:
         raise ConfigErrors.single(
-            "more than one worker needs state.url, which is not in this version; use --workers 1"
+            "more than one worker is not in this version; run several replicas with state.url"
         )
     from forebay.gateway.server import serve
 

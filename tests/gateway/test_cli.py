@@ -101,7 +101,7 @@ def test_a_missing_file_fails_the_check(file: Path, capsys: pytest.CaptureFixtur
 def test_a_second_worker_is_refused(file: Path, capsys: pytest.CaptureFixture[str]):
     file.write_text(GOOD)
     assert main(["serve", "-c", str(file), "--workers", "2"]) == 1
-    assert "needs state.url, which is not in this version" in capsys.readouterr().err
+    assert "more than one worker is not in this version" in capsys.readouterr().err
 
 
 def test_a_new_key_opens_what_its_line_is_pasted_into(capsys: pytest.CaptureFixture[str]):
