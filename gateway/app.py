@@ -153,16 +153,28 @@ class App:
             grant = self._keys.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
             if grant is None:
                 raise _no_key()
+            if isinstance(grant, Unverified):
+                return self._admit_unverified(grant, message)
             message.tenant = grant.tenant
             if grant.until is not FOREVER:
                 message.until = self.now() + grant.until - self._clock()
             if self.paused and grant.tenant.name in self.paused:
                 raise _is_paused()
-            if self.buffered_bytes + (message.length or 0) > self._max_buffered:
-                raise Overloaded("too much is buffered; try again later", retry_after=1.0)
+            self._check_room(message)
         except Rejected as error:
             return self._refusal(error, path, message)
         return None
+
+    def _check_room(self, message: Message) -> None:
+        if self.buffered_bytes + (message.length or 0) > self._max_buffered:
+            raise Overloaded("too much is buffered; try again later", retry_after=1.0)
+
+    def _admit_unverified(self, token: Unverified, message: Message) -> None:
+        """Have a token verified, off the loop, while the body is read."""
+        self._check_room(message)
+        message.tenant = verifying = Verifying(self, message)
+        message.until = 0.0  # its head says nothing yet
+        token.verify(verifying.verified)
 
     def _admit_other(self, method: str, path: str) -> bool:
         """Check what is no plain route; True when it needs a key."""
@@ -217,8 +229,8 @@ class App:
     def serve(self, message: Message, responder: Responder) -> Guest | None:
         """Answer a whole request."""
         route = _ROUTES.get(message.path)
-        if self._signed and isinstance(message.tenant, Unverified):
-            return self._verify(message.tenant, message, responder)
+        if self._signed and isinstance(message.tenant, Verifying):
+            return message.tenant.begin(responder)
         try:
             if route is not None:
                 inbound = self._read(message, route)
@@ -238,16 +250,6 @@ class App:
             relay.begin(self.now())
         return relay
 
-    def _verify(self, token: Unverified, message: Message, responder: Responder) -> Guest | None:
-        """Let a request wait until its token is verified, off the loop."""
-        verifying = Verifying(self, message, responder)
-        try:
-            token.verify(verifying.verified)
-        except Rejected as error:
-            self.turn_away(error, message, responder)
-            return None
-        return verifying
-
     def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
         """Answer a request whose token has been verified."""
         message.tenant = grant.tenant
@@ -255,6 +257,10 @@ class App:
             self.turn_away(_is_paused(), message, responder)
             return None
         return self.serve(message, responder)
+
+    def refusal_of(self, error: Rejected, message: Message) -> Refusal:
+        """Word an answer to a request that is not read to its end."""
+        return self._refusal(error, message.path, message)
 
     def turn_away(self, error: Rejected, message: Message, responder: Responder) -> None:
         """Answer a whole request with an error that keeps it from becoming a call."""

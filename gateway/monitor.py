@@ -96,6 +96,7 @@ class Monitor:
         pool, endpoint, now = self._pool, self._endpoint, self._now()
         health = endpoint.health
         if endpoint.adopt(probe):
+            pool.restarted(endpoint)
             restart = health.restarted(now)
             if restart is not None:
                 pool.moved(endpoint, restart, now)

@@ -18,6 +18,7 @@ from forebay.scheduler.health import Health, HealthSettings, State
 from forebay.scheduler.retry import RetryBudget
 from forebay.scheduler.window_adaptive import AdaptiveWindow
 
+from .prefix import PoolPrefix
 from .scheduling import Feedback, predictor_of, priority_of, scheduling_of, window_of
 
 if TYPE_CHECKING:
@@ -130,6 +131,12 @@ def shown_state(endpoint: Endpoint, now: float) -> str:
     )
 
 
+def prefix_of(section: sections.Pool) -> PoolPrefix | None:
+    """Make what a pool knows of prefixes, nothing so far."""
+    own = section.prefix
+    return None if own is None or own.mode == "off" else PoolPrefix(own)
+
+
 class Pool:
     """The endpoints that serve one model, and the calls that wait for them."""
 
@@ -156,6 +163,9 @@ class Pool:
         self.recallable: dict[str, Relay] | None = None
         """Placed streams without a byte, by request id, where a higher class may call them back."""
         self.length: LengthPredictor = predictor_of(section)
+        self._prefix_section = section.prefix
+        self.prefix = prefix_of(section)
+        """What is known of prefixes; None where the pool does not look at them."""
         self._settings: Scheduling = scheduling_of(section, classes=False)
         self.dispatcher: Dispatcher = self._make_dispatcher()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
@@ -213,7 +223,12 @@ class Pool:
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the endpoints; the caller calls `wake` after."""
+        before = self.endpoints
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        if self.prefix is not None:
+            for name, endpoint in before.items():
+                if self.endpoints.get(name) is not endpoint:
+                    self.prefix.forget(name)
         self.dispatcher.set_endpoints(endpoint.view for endpoint in self.endpoints.values())
 
     def start(self, placements: Iterable[Placement], now: float) -> None:
@@ -226,6 +241,8 @@ class Pool:
             endpoint = self.endpoints.get(placement.endpoint)
             if endpoint is not None and endpoint.window is not None:
                 endpoint.window.placed(endpoint.view.in_flight)
+            if self.prefix is not None:
+                self.prefix.placed(placement)
             relay.placed(placement, now)
 
     def submit(self, request: Request, now: float) -> Placement | None:
@@ -239,11 +256,15 @@ class Pool:
             endpoint = self.endpoints[placement.endpoint]
             if endpoint.window is not None:
                 endpoint.window.placed(endpoint.view.in_flight)
+            if self.prefix is not None:
+                self.prefix.placed(placement)
         return placement
 
     def release(self, placement: Placement, now: float, outcome: Outcome | None = None) -> None:
         """Give a place back and start whoever is next; without an outcome it is tried again."""
         cost: float | None = 0.0
+        if self.prefix is not None:
+            self.prefix.released(placement, outcome)
         if outcome is not None:
             endpoint = self.endpoints.get(placement.endpoint)
             window = None if endpoint is None else endpoint.window
@@ -304,14 +325,17 @@ class Pool:
             max_requests=section.queue.max_requests,
             max_bytes=section.queue.max_bytes,
             cost=self._cost,
+            uncached=None if self.prefix is None else self.prefix.uncached,
+            score=None if self.prefix is None else self.prefix.score,
         )
 
     def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
         """Take a section's order; what waits and runs goes on under it."""
         if predictor_of(section).__class__ is not self.length.__class__:
             self.length = predictor_of(section)
-        if settings != self._settings:
+        if settings != self._settings or section.prefix != self._prefix_section:
             self._settings = settings
+            self.prefix, self._prefix_section = prefix_of(section), section.prefix
             before, self.dispatcher = self.dispatcher, self._make_dispatcher()
             self.dispatcher.take_over(before)
             recalls = settings.guards is not None and settings.guards.recalls
@@ -347,6 +371,8 @@ class Pool:
     def moved(self, endpoint: Endpoint, change: Change, now: float) -> None:
         """Carry out a change of state: one log line, one metric, and the dispatcher."""
         up = change.new is State.UP
+        if change.new is State.DOWN:
+            self.restarted(endpoint)  # or may have: not every engine tells
         logger.log(
             logging.INFO if up else logging.WARNING,
             "endpoint is up" if up else "endpoint changed state",
@@ -360,6 +386,11 @@ class Pool:
         )
         self._changed(self.name, endpoint.name, shown_state(endpoint, now))
         self.refresh(endpoint, now)
+
+    def restarted(self, endpoint: Endpoint) -> None:
+        """Take in that an engine is a new process: its cache is empty."""
+        if self.prefix is not None:
+            self.prefix.forget(endpoint.name)
 
     def refresh(self, endpoint: Endpoint, now: float) -> None:
         """Copy an endpoint's health into its view."""

@@ -19,7 +19,7 @@ def take_snapshot(pools: Iterable[Pool], *, now: float, **rest: Any) -> Snapshot
 
 
 def _pool(pool: Pool, now: float) -> PoolStatus:
-    dispatcher = pool.dispatcher
+    dispatcher, prefix = pool.dispatcher, pool.prefix
     return PoolStatus(
         name=pool.name,
         models=tuple(pool.models),
@@ -27,6 +27,10 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         queued=dispatcher.queued,
         queued_bytes=dispatcher.queued_bytes,
         oldest_wait_s=dispatcher.oldest_wait(now),
+        prefix_blocks=None if prefix is None else len(prefix.index),
+        prefix_predicted_tokens=0 if prefix is None else prefix.predicted_tokens,
+        prefix_confirmed=0 if prefix is None else prefix.learned.confirmed,
+        prefix_ghosts=0 if prefix is None else prefix.learned.ghosts,
     )
 
 

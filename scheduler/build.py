@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
 
-    from forebay.policies.contracts import Ordering, Request
+    from forebay.policies.contracts import Ordering, Request, Score
 
     from .admission import WatermarkSettings
     from .cost import Cost
@@ -84,13 +84,14 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
     max_bytes: int,
     cost: Cost | None = None,
     uncached: Callable[[Request], int] | None = None,
+    score: Score | None = None,
 ) -> Dispatcher:
-    """Make a dispatcher with the usual filters, score and pick."""
+    """Make a dispatcher with the usual filters and pick; the usual score is the least load."""
     dispatcher = Dispatcher(
         pool=pool,
         ordering=make_ordering(settings, uncached=uncached),
         filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
-        scores=[(SCORES["least_tokens"](), 1.0)],
+        scores=[(score or SCORES["least_tokens"](), 1.0)],
         pick=PICKS["seeded"](),
         rng=rng,
         max_requests=max_requests,

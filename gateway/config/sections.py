@@ -24,6 +24,7 @@ from .base import (
     Share,
     Url,
 )
+from .prefix import Prefix  # noqa: TC001 - pydantic reads the annotations
 from .scheduling import Limit, Order, Scheduling
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
 
@@ -109,7 +110,7 @@ class QueueLimits(Section):
     max_requests: Count = Field(default=10_000, ge=0, description="requests waiting at once")
     max_bytes: Bytes = Field(default=256 << 20, ge=0, description="bytes of bodies waiting at once")
     deadline: Duration = Field(
-        default=60.0, gt=0, description="receipt to first byte; 504 after it"
+        default=600.0, gt=0, description="receipt to first byte; 504 after it"
     )
     classes: dict[Name, Count] = Field(
         default={}, description="requests of an SLA class waiting at once, by its name"
@@ -180,7 +181,7 @@ def _models(value: object, default: str | None) -> dict[str, str]:
 class Pool(Section):
     """The endpoints that serve one model."""
 
-    later = frozenset({"isolation", "length", "predictor", "prefix", "sla"})
+    later = frozenset({"isolation", "length", "predictor", "sla"})
 
     name: Name = Field(description="its name in metrics, logs and headers; once in the file")
     engine_model: ModelName | None = Field(
@@ -193,6 +194,9 @@ class Pool(Section):
     endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="the engine servers")
     order: Order = Field(default="ml", description="who goes next; see policies.md")
     scheduling: Scheduling = Scheduling()
+    prefix: Prefix | None = Field(
+        default=None, description="send requests where their prefix lies; leave out to not look"
+    )
     queue: QueueLimits = QueueLimits()
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()

@@ -116,6 +116,17 @@ ENDPOINT_CONNECTIONS = _gauge(
 QUEUED = _gauge("forebay_queue_requests", _POOL, "requests waiting")
 QUEUED_BYTES = _gauge("forebay_queue_bytes", _POOL, "bodies of the requests waiting")
 OLDEST_WAIT = _gauge("forebay_queue_oldest_seconds", _POOL, "how long the oldest has waited")
+PREFIX_BLOCKS = _gauge(
+    "forebay_prefix_blocks", _POOL, "distinct blocks that endpoints are expected to hold"
+)
+PREFIX_PREDICTED = _counter(
+    "forebay_prefix_predicted_tokens_total", _POOL, "prompt tokens predicted to be cached"
+)
+PREFIX_HITS = _counter(
+    "forebay_prefix_hits_total",
+    ("pool", "outcome"),
+    "predicted hits by what the engine then said: confirmed or ghost",
+)
 CLIENT_CONNECTIONS = _gauge("forebay_client_connections", (), "open connections of callers")
 BUFFERED = _gauge("forebay_buffered_bytes", (), "bodies and answers held in memory")
 BUFFERED_LIMIT = _gauge("forebay_buffered_limit_bytes", (), "server.max_buffered")

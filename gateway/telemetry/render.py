@@ -116,6 +116,12 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
     yield _gauge(catalog.QUEUED, {(pool.name,): pool.queued for pool in pools})
     yield _gauge(catalog.QUEUED_BYTES, {(pool.name,): pool.queued_bytes for pool in pools})
     yield _gauge(catalog.OLDEST_WAIT, {(pool.name,): pool.oldest_wait_s for pool in pools})
+    looking = [(pool.name, pool) for pool in pools if pool.prefix_blocks is not None]
+    yield _gauge(catalog.PREFIX_BLOCKS, {(n,): float(p.prefix_blocks or 0) for n, p in looking})
+    yield _counter(catalog.PREFIX_PREDICTED, {(n,): p.prefix_predicted_tokens for n, p in looking})
+    hits = {(n, "confirmed"): p.prefix_confirmed for n, p in looking}
+    hits |= {(n, "ghost"): p.prefix_ghosts for n, p in looking}
+    yield _counter(catalog.PREFIX_HITS, hits)
 
 
 _ENDPOINT_GAUGES: tuple[tuple[Metric, Callable[[EndpointStatus], float | None]], ...] = (

@@ -43,6 +43,12 @@ class PoolStatus:
     queued: int = 0
     queued_bytes: int = 0
     oldest_wait_s: float = 0.0
+    prefix_blocks: int | None = None
+    """Distinct blocks expected at endpoints; None where prefixes are not looked at."""
+    prefix_predicted_tokens: int = 0
+    prefix_confirmed: int = 0
+    prefix_ghosts: int = 0
+    """Predicted hits that the engine said did not happen."""
 
     @property
     def usable(self) -> int:

@@ -262,7 +262,7 @@ def test_a_field_to_allow_must_be_one_that_is_taken_out():
     ]
 
 
-@pytest.mark.parametrize("key", ["prefix", "sla"])
+@pytest.mark.parametrize("key", ["isolation", "sla"])
 def test_a_pools_later_keys_are_refused(key: str):
     assert errors(with_line(f"    {key}: {{}}")) == [
         (7, f"pools[0].{key}", "is not in this version")
