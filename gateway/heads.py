@@ -78,6 +78,7 @@ class KnownHeads:
             or message.old
             or message.chunked
             or message.refusal is not None
+            or message.until <= message.received
             or data.find(b"\r\n\r\n") != end  # else the mark is in a body, or in another head
             or data.count(_MARK, 0, end) != 1
             or data[at - 17 : at].lower() != b"\ncontent-length: "

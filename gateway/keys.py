@@ -56,7 +56,7 @@ class Keys:
         """`tokens` knows those of an issuer; `clock` tells Unix time."""
         tenants = tuple(tenants)
         self._by_digest = {
-            bytes.fromhex(key.digest.removeprefix("sha256:")): Grant(tenant, key.expires or FOREVER)
+            bytes.fromhex(key.digest.removeprefix("sha256:")): _grant(tenant, key.expires)
             for tenant in tenants
             for key in tenant.keys
         }
@@ -84,6 +84,10 @@ class Keys:
         if grant.until is not FOREVER and grant.until <= self._clock():
             return None
         return grant
+
+
+def _grant(tenant: Tenant, expires: float | None) -> Grant:
+    return Grant(tenant, FOREVER if expires is None else expires)
 
 
 def new_key() -> tuple[str, str]:

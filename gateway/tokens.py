@@ -13,20 +13,18 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from forebay.policies.contracts import ConfigError, Overloaded, Rejected, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from jwt import PyJWK
-
     from forebay.gateway.config.sections import Tenant
     from forebay.gateway.config.tenancy import Jwt
 
     from .keys import Grant
-    from .messages import Guest, Message, Responder
+    from .messages import Guest, Message, Refusal, Responder
 
     Done = Callable[[Grant | Rejected], None]
 
@@ -46,23 +44,21 @@ LEEWAY_S = 10.0
 _LARGEST_JWKS = 1 << 20
 
 
+class PublicKey(NamedTuple):
+    """One key of the issuer; `algorithm` is the only one it may be used with, where it says so."""
+
+    key: Any
+    algorithm: str | None
+
+
 class Unverified:
-    """A token that looks like a JWT and has yet to be verified; stands where the tenant will."""
+    """A token that looks like a JWT and has yet to be verified."""
 
     __slots__ = ("_token", "_tokens")
-
-    name = ""
-    until = 0.0
-    """It must not be taken for known: its head is not to be remembered."""
 
     def __init__(self, tokens: Tokens, token: bytes) -> None:
         self._tokens = tokens
         self._token = token
-
-    @property
-    def tenant(self) -> Unverified:
-        """Return itself: whose it is will be known later."""
-        return self
 
     def verify(self, done: Done) -> None:
         """Have it verified; `done` is called on the loop. Raises Overloaded."""
@@ -71,6 +67,10 @@ class Unverified:
 
 class Host(Protocol):
     """What a waiting request asks of the application."""
+
+    def refusal_of(self, error: Rejected, message: Message) -> Refusal:
+        """Word an answer to a request that is not read to its end."""
+        ...
 
     def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
         """Answer a request whose token has been verified."""
@@ -82,27 +82,44 @@ class Host(Protocol):
 
 
 class Verifying:
-    """A request that waits for its token: a guest, and then a go-between to the real one."""
+    """A request whose token is being verified: its tenant until that is known.
 
-    __slots__ = ("_guest", "_host", "_left", "_message", "_responder")
+    That begins with the head, so that a body is not read for nothing. A request that is whole
+    before waits here as its own guest, and this is a go-between to the real one from then on.
+    """
 
-    def __init__(self, host: Host, message: Message, responder: Responder) -> None:
+    __slots__ = ("_guest", "_host", "_left", "_message", "_responder", "_said")
+
+    def __init__(self, host: Host, message: Message) -> None:
         self._host = host
         self._message = message
-        self._responder = responder
+        self._responder: Responder | None = None
+        self._said: Grant | Rejected | None = None
         self._guest: Guest | None = None
         self._left = False
 
+    def begin(self, responder: Responder) -> Guest | None:
+        """Answer the request, which is whole now; at once or when its token is verified."""
+        self._responder = responder
+        return self if self._said is None else self._answer(self._said, responder)
+
     def verified(self, said: Grant | Rejected) -> None:
         """Let the request in, or turn it away."""
-        if self._left:
-            return
+        self._said = said
+        responder, message = self._responder, self._message
+        if responder is None:
+            if isinstance(said, Rejected) and message.refusal is None:
+                message.refusal = self._host.refusal_of(said, message)
+        elif not self._left:
+            self._guest = self._answer(said, responder)
+            if self._guest is not None and responder.slow:
+                self._guest.caller_slow()
+
+    def _answer(self, said: Grant | Rejected, responder: Responder) -> Guest | None:
         if isinstance(said, Rejected):
-            self._host.turn_away(said, self._message, self._responder)
-            return
-        self._guest = self._host.granted(said, self._message, self._responder)
-        if self._guest is not None and self._responder.slow:
-            self._guest.caller_slow()
+            self._host.turn_away(said, self._message, responder)
+            return None
+        return self._host.granted(said, self._message, responder)
 
     def caller_left(self) -> None:
         """See messages.Guest."""
@@ -148,7 +165,7 @@ class Tokens:
         self._tenants: Mapping[str, Tenant] = {}
         self._known: dict[bytes, tuple[Grant | None, float]] = {}
         self._waiting: dict[bytes, list[Done]] = {}
-        self._keys: dict[str, PyJWK] = {}
+        self._keys: dict[str, PublicKey] = {}
         self._tried = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -320,22 +337,24 @@ def _fetch(url: str) -> bytes:
     return answer.raise_for_status().content
 
 
-def _claims(token: bytes, keys: Mapping[str, PyJWK], section: Jwt) -> dict[str, Any] | None:
+def _claims(token: bytes, keys: Mapping[str, PublicKey], section: Jwt) -> dict[str, Any] | None:
     """Return a token's claims, none of them for a bad one; None when its key is not known."""
     import jwt  # noqa: PLC0415 - takes 60 ms, and few need it
 
     try:
         header = jwt.get_unverified_header(token)
-        kid = header.get("kid")
-        if header.get("alg") not in section.algorithms:
+        kid, algorithm = header.get("kid"), header.get("alg")
+        if algorithm not in section.algorithms:
             return {}
         key = next(iter(keys.values())) if kid is None and len(keys) == 1 else keys.get(str(kid))
         if key is None:
             return None
+        if key.algorithm is not None and key.algorithm != algorithm:
+            return {}
         return jwt.decode(
             token,
-            key=key,
-            algorithms=[key.algorithm_name],
+            key=key.key,
+            algorithms=[algorithm],
             issuer=section.issuer,
             audience=section.audience,
             leeway=LEEWAY_S,
@@ -345,7 +364,7 @@ def _claims(token: bytes, keys: Mapping[str, PyJWK], section: Jwt) -> dict[str, 
         return {}
 
 
-def _public_keys(content: bytes) -> dict[str, PyJWK]:
+def _public_keys(content: bytes) -> dict[str, PublicKey]:
     """Read a JWKS; what is no signing key of a known kind is passed over."""
     import msgspec  # noqa: PLC0415 - beside jwt, in the thread
     from jwt import PyJWK, PyJWTError  # noqa: PLC0415 - likewise
@@ -353,7 +372,7 @@ def _public_keys(content: bytes) -> dict[str, PyJWK]:
     if len(content) > _LARGEST_JWKS:
         raise ValueError("the key set is too long")
     listed: Any = msgspec.json.decode(content)["keys"]
-    keys: dict[str, PyJWK] = {}
+    keys: dict[str, PublicKey] = {}
     for i, each in enumerate(listed):
         if not isinstance(each, dict):
             continue
@@ -361,7 +380,7 @@ def _public_keys(content: bytes) -> dict[str, PyJWK]:
         if one.get("use", "sig") != "sig" or one.get("kty") == "oct":
             continue
         try:
-            keys[str(one.get("kid", i))] = PyJWK.from_dict(one)
+            keys[str(one.get("kid", i))] = PublicKey(PyJWK.from_dict(one).key, one.get("alg"))
         except PyJWTError:
             continue
     return keys

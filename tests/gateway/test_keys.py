@@ -94,3 +94,10 @@ def test_a_key_counts_until_its_very_moment():
 
 def test_a_tenant_without_keys_lets_nobody_in():
     assert found(None, b"x", Keys([Tenant(name="t")])) is None
+
+
+def test_a_key_that_ended_at_the_beginning_of_time_has_ended():
+    tenant = Tenant.model_validate(
+        {"name": "t", "keys": [{"digest": ACME_DIGEST, "expires": "1970-01-01"}]}
+    )
+    assert found(None, ACME_KEY.encode(), Keys([tenant])) is None

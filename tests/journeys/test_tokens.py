@@ -332,6 +332,68 @@ def test_a_token_without_a_key_name_is_tried_with_the_only_key(go: Go, kit: Kit)
         go(main(issuer))
 
 
+def test_a_key_without_an_algorithm_is_used_with_those_that_are_accepted(go: Go, kit: Kit):
+    async def main(issuer: Issuer) -> None:
+        async with kit.running(settings(kit, issuer, algorithms=["RS512"])) as gateway:
+            for algorithm, status in (("RS512", 200), ("RS256", 401)):
+                claims = {"iss": ISSUER, "aud": AUDIENCE, "tenant": "acme", "exp": 4102444800}
+                shown = jwt.encode(claims, FIRST, algorithm, headers={"kid": "first"})
+                assert (await ask(gateway, kit, shown))[0] == status
+            fixed = jwt.encode(claims, SECOND, "ES256", headers={"kid": "fixed"})
+            assert (await ask(gateway, kit, fixed))[0] == 401
+
+    fixed = {**public(FIRST, "fixed"), "alg": "RS256"}
+    bare = {k: v for k, v in public(FIRST, "first").items() if k != "alg"}
+    with Issuer(bare, fixed) as issuer:
+        go(main(issuer))
+
+
+def test_a_body_is_not_read_on_once_its_token_is_refused(go: Go, kit: Kit):
+    async def main(issuer: Issuer) -> None:
+        async with kit.running(settings(kit, issuer)) as gateway, await gateway.caller() as caller:
+            size = 16 << 20
+            head = request(kit, token(FOREIGN)).partition(b"content-length")[0]
+            caller.send(head + b"content-length: %d\r\n\r\n" % size + b"x" * 1000)
+            known = gateway.process._tokens
+            assert known is not None
+            await kit.until(lambda: known._known)
+            caller.send(b"x" * (1 << 20))
+            answer = await caller.answer()
+            assert (answer.status, answer.headers["connection"]) == (401, "close")
+            caller.leave()
+
+    with Issuer(public(FIRST, "first")) as issuer:
+        go(main(issuer))
+
+
+def test_a_good_tokens_body_may_take_its_time(go: Go, kit: Kit):
+    async def main(issuer: Issuer) -> None:
+        async with kit.running(settings(kit, issuer)) as gateway, await gateway.caller() as caller:
+            whole = request(kit, token())
+            caller.send(whole[:-5])
+            known = gateway.process._tokens
+            assert known is not None
+            await kit.until(lambda: known._known)
+            caller.send(whole[-5:])
+            assert (await caller.answer()).status == 200
+
+    with Issuer(public(FIRST, "first")) as issuer:
+        go(main(issuer))
+
+
+def test_made_up_tokens_do_not_push_known_heads_out(go: Go, kit: Kit):
+    async def main(issuer: Issuer) -> None:
+        async with kit.running(settings(kit, issuer)) as gateway:
+            for i in range(5):
+                assert (await ask(gateway, kit, f"eyJ{i}.b.c"))[0] == 401
+            assert len(gateway.process.connections.heads) == 0
+            assert await ask(gateway, kit, KEY) == (200, "")
+            assert len(gateway.process.connections.heads) == 1
+
+    with Issuer(public(FIRST, "first")) as issuer:
+        go(main(issuer))
+
+
 def test_a_tenant_is_paused_with_a_token_too(go: Go, kit: Kit):
     async def main(issuer: Issuer) -> None:
         async with kit.running(settings(kit, issuer)) as gateway:
