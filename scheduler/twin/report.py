@@ -4,7 +4,8 @@ Waits are those in the gateway's queue. *Goodput* is the share of all requests, 
 included, whose first token came within twice what it takes an idle engine, and half a second.
 
 *Fairness* is Jain's index of cost served over weight, 1 when each got the same. It is only asked
-of those who could have had more: the run is cut into stretches of equal length, and in each count
+of those who could have had more: the run is cut into at most twenty stretches of equal length, each
+long against single requests (150 of them on average), and in each count
 the tenants that had a request waiting all the time. The index given is the mean over the stretches
 with at least two such tenants, each as heavy as its tenants are many; where there is none it is 1.
 """
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from .run import Life, Settings
 
 BUCKETS = (50, 200, 1000)
-STRETCHES = 20
+_MOST_STRETCHES, _LEAST_STRETCHES = 20, 4
+_PLACED_IN_A_STRETCH = 150
 _SLO_TIMES = 2.0
 _SLO_PLUS_S = 0.5
 
@@ -133,13 +135,15 @@ def fairness(
 ) -> tuple[float, int]:
     """Return Jain's index over backlogged tenants, and in how many stretches there were any."""
     placed = [life.placed for life in lives if life.placed is not None]
-    length = max(placed, default=0.0) / STRETCHES
+    count = len(placed) // _PLACED_IN_A_STRETCH
+    count = min(_MOST_STRETCHES, max(_LEAST_STRETCHES, count))
+    length = max(placed, default=0.0) / count
     if not length:
         return 1.0, 0
     waiting = _waiting(trace, lives)
-    got = _served(trace, lives, length)
+    got = _served(trace, lives, length, count)
     found: list[tuple[int, float]] = []
-    for stretch in range(STRETCHES):
+    for stretch in range(count):
         start, end = stretch * length, (stretch + 1) * length
         tenants = [t for t, spans in waiting.items() if _covers(spans, start, end)]
         if len(tenants) > 1:
@@ -168,7 +172,7 @@ def _by_class(lives: Sequence[Life], settings: Settings) -> dict[str, dict[str, 
 
 
 def _served(
-    trace: Sequence[TraceRequest], lives: Sequence[Life], length: float
+    trace: Sequence[TraceRequest], lives: Sequence[Life], length: float, count: int
 ) -> Mapping[tuple[str, int], float]:
     """Sum up the cost placed by tenant and stretch."""
     cost = Cost()
@@ -176,7 +180,7 @@ def _served(
     for request, life in zip(trace, lives, strict=True):
         if life.placed is not None:
             paid = cost(uncached_tokens=request.prompt_tokens, output_tokens=request.output_tokens)
-            got[request.tenant, min(STRETCHES - 1, int(life.placed / length))] += paid
+            got[request.tenant, min(count - 1, int(life.placed / length))] += paid
     return got
 
 

@@ -270,9 +270,9 @@ def test_only_tenants_that_always_waited_are_compared() -> None:
 
     index, stretches = fairness(trace, lives, {})
 
-    # Both waited for all of the twenty stretches of a second: nobody was served in eighteen, a had
-    # something in one of them, and both in the last.
-    assert (stretches, index) == (20, pytest.approx((18 + 0.5 + jain_index([3, 6])) / 20))
+    # Both waited for all of the four stretches of five seconds: nobody was placed in the first two,
+    # one of a in the third, and three and six tokens' worth in the last.
+    assert (stretches, index) == (4, pytest.approx((2 + 0.5 + jain_index([3, 6])) / 4))
 
 
 @pytest.mark.parametrize("order", ["fair", "ml"])
