@@ -83,8 +83,11 @@ class Lanes:
     def discard(self, request: Request) -> bool:
         """Forget a request; False when it was not waiting."""
         lane = self._lane_of.get(request.id)
-        if lane is None or lane.shape != request.shape:
+        if lane is None:
             return False
+        held = lane.waiting.get(request.id)
+        if held is not request and lane.shape != request.shape:
+            return False  # another try of it waits, which may go elsewhere
         del self._lane_of[request.id]
         lane.waiting.remove(request.id)
         self._reseat(lane)

@@ -95,6 +95,12 @@ class Fair:
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         """Remove and return whoever is next of the tenant furthest behind; None when none fits."""
+        if len(self._shapes) == 1:  # the usual case: who cannot move tells of all
+            tenant = self._tenants[self._turns[0][1]]
+            request = tenant.waiting.next(now, fits)
+            if request is not None:
+                self._gone(tenant, request)
+            return request
         known: dict[Hashable, bool] = {}
 
         def asked(request: Request) -> bool:

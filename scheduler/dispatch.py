@@ -197,10 +197,11 @@ class Dispatcher:
         """
         if self.admission is not None and not request.avoid:
             self._let_in(request, now)
-        candidates = self._candidates(request, now)
+        eligible = candidates = self._eligible_for(request, now)
+        for keep in self._moving:
+            candidates = keep(request, candidates, now)
         if candidates:
             return self._place(request, candidates, now)
-        eligible = self._eligible_for(request, now)
         if not eligible:
             raise unservable(request, self.pool, self.endpoints)
         if self._recalls is not None and request.sla_rank > 0:
@@ -259,7 +260,7 @@ class Dispatcher:
             return []
         if self._recalls is not None and cost != 0:
             self._recalls.forget(placement.request.id)
-        return self._fill(now) if len(self._ordering) else []
+        return self._fill(now) if self.waiting.size else []
 
     def _give_back(self, placement: Placement, cost: float | None) -> bool:
         if self._placed.pop(id(placement), None) is None:
@@ -382,11 +383,10 @@ class Dispatcher:
                 candidates = found[shape] = self._candidates(request, now)
             return bool(candidates)
 
-        if self.guards is not None and len(self._ordering):
-            self._others.expired.extend(
-                self.expire(now)
-            )  # nothing starts after its time, however late we are
-        while len(self._ordering) and not self._full():
+        if self.guards is not None and self.waiting.size:
+            # Nothing starts after its time, however late we are.
+            self._others.expired.extend(self.expire(now))
+        while self.waiting.size and not self._full():
             request = self._next(now, fits)
             if request is None:
                 break

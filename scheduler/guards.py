@@ -97,7 +97,8 @@ class Guards:
         self._alive = alive
         self._waited: dict[float, Timeline] = {}
         """What is not yet overdue, by longest wait: who came first is due first."""
-        self._watched = 0
+        self._next_due = inf
+        """Nobody becomes overdue before then."""
         self._overdue = Lanes()
         self._overdue_of: dict[str, Lanes] = {}
         self._keeps_long = bool(settings.long_share) and getattr(ordering, "by_size", False)
@@ -130,8 +131,7 @@ class Guards:
         if line is None:
             line = self._waited[longest] = Timeline(self._alive)
         line.add(request)
-        self._watched += 1
-        line.trim(self._watched)
+        self._next_due = min(self._next_due, request.arrived + longest)
         if self._keeps_long and cost >= self.settings.long_cost:
             self._long.add(request, (request.sequence, 0.0))
         if self._sizes is not None:
@@ -142,7 +142,6 @@ class Guards:
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits no longer."""
-        self._watched -= 1
         if len(self._overdue) and self._overdue.discard(request):
             _drop(self._overdue_of, request)
         if len(self._long):
@@ -152,7 +151,8 @@ class Guards:
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         """Take the next request out of the ordering; None when none fits."""
-        self._age(now)
+        if now >= self._next_due:
+            self._age(now)
         ordering = self._ordering
         if len(self._overdue) and self._overdue_credit.open:
             request = self._overdue.first(fits)
@@ -179,7 +179,10 @@ class Guards:
             self._long_credit.earn(cost)
             if cost >= self.settings.long_cost:
                 self._long_credit.spend(cost)
-        if now > self.give_up(request):
+        longest = request.longest_wait
+        if longest is None:
+            longest = self.settings.longest_wait
+        if now - request.arrived > longest and now > self.give_up(request):
             self.starved += 1
 
     def _within_turn(self, chosen: Request, now: float, fits: Callable[[Request], bool]) -> Request:
@@ -200,10 +203,15 @@ class Guards:
 
     def _age(self, now: float) -> None:
         """Find out who has become overdue."""
+        self._next_due = inf
         for longest, line in self._waited.items():
-            while (request := line.first()) is not None and request.arrived + longest <= now:
+            while (request := line.first()) is not None:
+                due = request.arrived + longest
+                if due > now:
+                    self._next_due = min(self._next_due, due)
+                    break
                 line.pop()
-                self._late(request, request.arrived + longest)
+                self._late(request, due)
 
     def _late(self, request: Request, due: float) -> None:
         if request.id in self._overdue:  # it came back, and stood in the line twice

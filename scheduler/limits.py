@@ -35,15 +35,15 @@ class QueueLimits:
 
     def full(self, request: Request, waiting: Waiting, share: float) -> str:
         """Say what is full; empty when `share` of the limits leaves room for one more."""
-        if len(waiting) >= self.max_requests * share:
-            return f"{len(waiting)} requests wait"
+        if waiting.size >= self.max_requests * share:
+            return f"{waiting.size} requests wait"
         if waiting.bytes + request.body_bytes > self._max_bytes * share:
             return f"{waiting.bytes} bytes of requests wait"
         return ""
 
     def use(self, waiting: Waiting) -> float:
         """Return how full the queue is, 0 to 1."""
-        return len(waiting) / self.max_requests if self.max_requests else 0.0
+        return waiting.size / self.max_requests if self.max_requests else 0.0
 
 
 def queue_full(pool: str, why: str, retry_after: float) -> Overloaded:

@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
     from forebay.policies.contracts import Request
 
-_FEW = 64
-"""Dead entries that are never worth a rebuild."""
+_FEW = 128
+"""Entries that are never worth a rebuild."""
 _ARRIVED = attrgetter("arrived")
 
 
 class Timeline:
     """One line of requests by arrival; `alive` tells who still stands in it."""
 
-    __slots__ = ("_alive", "_line")
+    __slots__ = ("_alive", "_line", "_most")
 
     def __init__(self, alive: Callable[[Request], bool]) -> None:
         self._alive = alive
         self._line: deque[Request] = deque()
+        self._most = _FEW
+        """Past this length the dead are dropped."""
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -37,6 +39,9 @@ class Timeline:
             insort(line, request, key=_ARRIVED)
         else:
             line.append(request)
+        if len(line) > self._most:
+            self._line = deque(r for r in line if self._alive(r))
+            self._most = 2 * len(self._line) + _FEW
 
     def first(self) -> Request | None:
         """Return the oldest that is alive; None when none is."""
@@ -50,8 +55,3 @@ class Timeline:
     def pop(self) -> None:
         """Drop the oldest, after `first`."""
         self._line.popleft()
-
-    def trim(self, living: int) -> None:
-        """Drop the dead where they outnumber the living by far."""
-        if len(self._line) > 2 * living + _FEW:
-            self._line = deque(r for r in self._line if self._alive(r))

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class Waiting:
     """The waiting requests, by several clocks; to come and to go is O(log waiting)."""
 
-    __slots__ = ("_arrivals", "_limits", "_ranked", "_youngest", "bytes", "counts")
+    __slots__ = ("_arrivals", "_limits", "_ranked", "_youngest", "bytes", "counts", "size")
 
     def __init__(self, *, ranked: bool) -> None:
         self.bytes = 0
+        self.size = 0
+        """How many wait; a plain number, since it is asked several times an event."""
         self.counts: dict[tuple[str, str], int] = {}
         """How many wait, by SLA class and tenant."""
         self._limits: Heap[Request] = Heap()
@@ -30,7 +32,7 @@ class Waiting:
         """By rank of class; kept from when a second class's request is seen."""
 
     def __len__(self) -> int:
-        return len(self._limits)
+        return self.size
 
     def is_waiting(self, request: Request) -> bool:
         """Tell whether this very request waits, and not another try of it."""
@@ -43,12 +45,12 @@ class Waiting:
     def add(self, request: Request, until: float) -> None:
         """Take a request in; it may wait `until` then."""
         self._limits.add(until, request.id, request)
+        self.size += 1
         sla = request.sla
         arrivals = self._arrivals.get(sla)
         if arrivals is None:
             arrivals = self._arrivals[sla] = Timeline(self.is_waiting)
         arrivals.add(request)
-        arrivals.trim(len(self._limits))
         if self._youngest is not None:
             self._rank(self._youngest, request)
         elif self._ranked and request.sla_rank:
@@ -62,6 +64,7 @@ class Waiting:
         request = self._limits.remove(request_id)
         if request is None:
             return None
+        self.size -= 1
         if self._youngest is not None:
             self._youngest[request.sla_rank].remove(request_id)
         key = (request.sla, request.tenant)
@@ -104,7 +107,7 @@ class Waiting:
     def any_of_rank(self, rank: int) -> bool:
         """Tell whether one waits whose class matters as much, or more."""
         if self._youngest is None:
-            return rank <= 0 and len(self) > 0
+            return rank <= 0 and self.size > 0
         return any(known >= rank and len(heap) for known, heap in self._youngest.items())
 
     def displaceable(self, rank: int) -> Request | None:
