@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOLD_S = 60.0
+
 
 class Breaker:
     """Away from the first call without an answer until all that is owed has been told."""
@@ -17,10 +19,11 @@ class Breaker:
     def __init__(self, now: Callable[[], float]) -> None:
         self.away = False
         self.replicas = 1
-        """That shared the counters when they were last seen, this one included."""
+        """That shared the counters lately, this one included."""
         self.times_away = 0
         self._now = now
         self._since = 0.0
+        self._counted = 0.0
 
     def lost(self, reason: str) -> bool:
         """Note that a call had no answer; True when that is news."""
@@ -34,9 +37,19 @@ class Breaker:
         )
         return True
 
+    def counted(self, replicas: int) -> None:
+        """Note how many replicas there are; fewer are believed a minute later only.
+
+        When the store has just come back, most have not yet said that they are there.
+        """
+        now = self._now()
+        if replicas >= self.replicas or now - self._counted > HOLD_S:
+            self.replicas, self._counted = max(1, replicas), now
+
     def found(self) -> None:
         """Note that the counters are there again and know all that happened meanwhile."""
         self.away = False
+        self._counted = self._now()
         logger.info(
             "shared counters are back", extra={"away_s": round(self._now() - self._since, 3)}
         )

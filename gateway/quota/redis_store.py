@@ -185,6 +185,13 @@ async def patiently(asked: Coroutine[Any, Any, T], timeout_s: float) -> T:
                 raise TimeoutError
     finally:
         task.cancel()
+        task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take note of how an abandoned call ended, so that nobody complains of it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
@@ -197,6 +204,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
         "socket_connect_timeout": max(timeout_s, _OWN_TIMEOUT_S),
         "socket_timeout": max(timeout_s, _OWN_TIMEOUT_S),
         "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # 3 costs a new connection another round trip, for notices nobody reads
     }
     if url.startswith("redis+cluster://"):
         return RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)

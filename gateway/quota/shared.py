@@ -394,7 +394,7 @@ class SharedMeter:
         if due:
             self._renew()
         try:
-            self.breaker.replicas = max(1, await self._store.seen(self.replica))
+            self.breaker.counted(await self._store.seen(self.replica))
         except StoreAway as error:
             self._lost(str(error))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay.gateway.quota.breaker import Breaker
 from forebay.gateway.quota.ledger import Ledger
 from forebay.gateway.quota.memory import MemoryStore
 from forebay.gateway.quota.redis_store import RedisStore
@@ -349,6 +350,20 @@ def test_a_lease_that_was_lost_is_held_anew_where_places_are_not_limited(until: 
         return used
 
     assert asyncio.run(scenario()) == Used(0, 0, 1, 10, 10, 0, 0)
+
+
+def test_fewer_replicas_are_believed_a_minute_after_the_store_came_back():
+    clock = Clock()
+    breaker = Breaker(clock)
+    breaker.counted(4)
+    breaker.lost("frozen")
+    clock.now += 100
+    breaker.found()
+    breaker.counted(1)
+    assert breaker.replicas == 4
+    clock.now += 61
+    breaker.counted(3)
+    assert breaker.replicas == 3
 
 
 def test_leases_are_renewed_while_calls_run(until: Until):
