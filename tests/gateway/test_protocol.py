@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.gateway.messages import Limits, Message, Refusal, Responder
-from forebay.gateway.protocol import (
-    HIGH_WATER,
-    LINGER,
-    MAX_HEADERS,
-    MAX_URL,
-    Connections,
-    HttpProtocol,
-    Phase,
-)
+from forebay.gateway.protocol import HIGH_WATER, LINGER, Connections, HttpProtocol, Phase
+from forebay.gateway.reading import MAX_HEADERS, MAX_URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -414,6 +407,7 @@ def test_what_a_slow_caller_asks_next_waits_until_it_takes_bytes_again():
     bench.feed(ask("/wait"))
     assert bench.host.guests == []
     assert not bench.pipe.reading
+    assert bench.protocol.phase == Phase.ANSWER
     bench.protocol.resume_writing()
     assert bench.host.guests[0].told == []
     assert bench.pipe.reading

@@ -202,7 +202,7 @@ def test_a_body_in_tiny_chunks_weighs_what_it_is_long():
     protocol.data_received(POST + b"transfer-encoding: chunked\r\n\r\n")
     for _round in range(100):
         protocol.data_received(b"2\r\nab\r\n" * 2000)
-    assert len(protocol._body) < 2000
+    assert len(protocol._reader._body) < 2000
     protocol.data_received(b"0\r\n\r\n")
     assert host.served == [("/a", b"ab" * 200_000)]
 
