@@ -2,7 +2,7 @@
 # (torch and triton are not installed where types are checked)
 """Cache write and merging of states: ours against the copy bandwidth and torch.
 
-    python benchmarks/bench_kv_write.py --out benchmarks/results/kernels
+python benchmarks/bench_kv_write.py --out benchmarks/results/kernels
 """
 
 import argparse

@@ -1,8 +1,9 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
+# (a shape has many numbers; closures take the loop's names as defaults)
 """MLA decode on the latent cache (512 + 64): ours against the floor and plain torch.
 
-    python benchmarks/bench_mla.py --out benchmarks/results/kernels
+python benchmarks/bench_mla.py --out benchmarks/results/kernels
 """
 
 import argparse
@@ -96,7 +97,6 @@ def main() -> None:
                 of_copy=moved / us * 1e6 / report.facts["copy_bytes_s"],
                 error=whole, **times, torch_bmm=peer,
             )  # fmt: skip
-            del latent
     finally:
         report.save()
 

@@ -1,8 +1,10 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
+# ruff: noqa: ANN001
+# (a shape has many numbers; closures take the loop's names as defaults)
 """Chunked prefill over a paged cache: ours, SDPA on contiguous data, and vLLM's kernels if there.
 
-    python benchmarks/bench_prefill.py --out benchmarks/results/kernels
+python benchmarks/bench_prefill.py --out benchmarks/results/kernels
 """
 
 import argparse
@@ -45,7 +47,7 @@ def meta_call(page: int, kv: str) -> Any:
 
 
 def peers(query: torch.Tensor, cache: Any, chunk: int, prefix: int) -> dict[str, Any]:
-    """Times of SDPA (whole square for a chunk with a prefix: it has no such mask) and vLLM's."""
+    """Time SDPA, where there is no prefix (it has no such mask), and vLLM's kernels."""
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
     from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ median of CUDA graph replays; a graph holds enough rotating input sets to leave 
 """
 
 import csv
-import datetime
+import datetime as dt
 import json
 import multiprocessing
 import statistics
@@ -76,7 +76,6 @@ def ceilings() -> dict[str, float]:
     source = torch.randint(-128, 127, (2 * n,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     copy = 4 * n / (time_eager(lambda: target.copy_(source)) * 1e-6)
-    del source, target
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     matmul = 2 * 8192**3 / (time_eager(lambda: a @ b) * 1e-6)
     return {"copy_bytes_s": copy, "bf16_flop_s": matmul}
@@ -85,7 +84,7 @@ def ceilings() -> dict[str, float]:
 def pool_tables(
     *, pages: int, page: int, seq_lens: Sequence[int], sets: int, seed: int = 0
 ) -> list[torch.Tensor]:
-    """Block tables over one pool of pages, shuffled; disjoint within a set and as far as it goes."""
+    """Make block tables over one pool of pages, shuffled and disjoint as far as it goes."""
     rng = torch.Generator(device="cuda").manual_seed(seed)
     counts = [-(-n // page) for n in seq_lens]
     tables: list[torch.Tensor] = []
@@ -103,7 +102,7 @@ def pool_tables(
 
 
 def _compile(thunk: Callable[[], Any]) -> str:
-    from forebay.kernels.aot import compile_only
+    from forebay.kernels.aot import compile_only  # noqa: PLC0415 - replaces the driver
 
     try:
         with compile_only(read=False):
@@ -147,7 +146,7 @@ class Report:
             "card": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "command": " ".join(sys.argv),
         } | ceilings()
         print(json.dumps(self.facts), flush=True)

@@ -1,4 +1,6 @@
-"""Kernels: how fast can the engine be?
+# pyright: reportUnsupportedDunderAll=false
+# (the names are fetched by __getattr__, so that importing this needs no torch)
+"""Kernels: how fast the engine can be.
 
 Triton ops with plain torch references beside them, plugins that bring them into the engines, and
 speculative drafters. Imports nothing outside the standard library, torch and triton, so that the
@@ -13,7 +15,7 @@ splits of one step.
 from importlib import import_module
 from typing import Any
 
-# A name here is defined in the module beside it; `__all__` is filled from the same table.
+# A name here is defined in the module beside it; `__all__` repeats them for readers.
 _HOMES = {
     "DecodeConfig": "attention.decode",
     "MlaConfig": "attention.mla",
@@ -32,7 +34,23 @@ _HOMES = {
     "write_cache": "attention.kv_write",
 }
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "DecodeConfig",
+    "MlaConfig",
+    "PagedCache",
+    "Plan",
+    "PrefillConfig",
+    "Rule",
+    "Workspace",
+    "attention_reference",
+    "decode_plan",
+    "merge_states",
+    "mla_decode",
+    "mla_plan",
+    "paged_decode",
+    "paged_prefill",
+    "write_cache",
+]
 
 
 def __getattr__(name: str) -> Any:

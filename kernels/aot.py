@@ -25,14 +25,15 @@ from triton.runtime.jit import JITFunction
 
 __all__ = ["Compiled", "compile_only"]
 
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_TOOLS = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the compiler made of one launch."""
+    """What the compiler made of one launch; equal keys are one compilation."""
 
     name: str
+    key: str
     registers: int
     stack_bytes: int
     shared_bytes: int
@@ -80,9 +81,11 @@ def _read(name: str, kernel: Any) -> Compiled:
 
         usage = dump("--dump-resource-usage")
         sass = dump("--dump-sass")
-    registers, stack = (int(re.search(rf"{w}:(\d+)", usage)[1]) for w in ("REG", "STACK"))
+    registers, stack = (int(re.findall(rf"{w}:(\d+)", usage)[0]) for w in ("REG", "STACK"))
     lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", sass)
-    return Compiled(name, registers, stack, kernel.metadata.shared, dict(Counter(lines)))
+    return Compiled(
+        name, kernel.hash, registers, stack, kernel.metadata.shared, dict(Counter(lines))
+    )
 
 
 @contextlib.contextmanager
@@ -92,13 +95,16 @@ def compile_only(*, read: bool = True) -> Iterator[list[Compiled]]:
     With read False nothing is disassembled or listed: that only fills Triton's disk cache.
     """
     found: list[Compiled] = []
+    seen: dict[str, Compiled] = {}
     run = JITFunction.run
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         del grid, warmup
         kernel = run(self, *args, grid=None, warmup=True, **kwargs)
         if read:
-            found.append(_read(self.fn.__name__, kernel))
+            if kernel.hash not in seen:
+                seen[kernel.hash] = _read(self.fn.__name__, kernel)
+            found.append(seen[kernel.hash])
         return kernel
 
     driver.set_active(_Hopper())

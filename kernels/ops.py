@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: PLR0913
+# ruff: noqa: PLR0913, PLR0917
 # (an operator's schema is flat)
 """The ops as `torch.ops.forebay.*`, opaque to torch.compile and graph capture.
 
@@ -29,9 +29,7 @@ def write(
     slots: torch.Tensor,
 ) -> None:
     """Store 16-bit keys and values, see `write_cache`."""
-    write_cache(
-        key=key, value=value, key_cache=key_cache, value_cache=value_cache, slots=slots
-    )
+    write_cache(key=key, value=value, key_cache=key_cache, value_cache=value_cache, slots=slots)
 
 
 @torch.library.custom_op("forebay::paged_decode", mutates_args=("out",))

@@ -1,5 +1,7 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
+# ruff: noqa: PLR0913, PLR0917
+# (a case has many knobs)
 """Cases and comparisons for the kernels' tests and benchmarks.
 
 A case is a paged cache with every trap set: shuffled pages, pages shared between sequences, a

@@ -66,9 +66,7 @@ def _table(folder: str, op: str) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text())["configs"] if path.exists() else {}
 
 
-def config_for(
-    op: str, key: str, device: torch.device, built_in: dict[str, Any]
-) -> dict[str, Any]:
+def config_for(op: str, key: str, device: torch.device, built_in: dict[str, Any]) -> dict[str, Any]:
     """Launch settings for one shape class: the device's table over the built-in ones.
 
     Nothing is tuned here: a table is made offline, by benchmarks/bench_configs.py.

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # (triton is not installed where types are checked, and its language is not Python's)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917, SIM108
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Device functions shared by the attention kernels.
 
@@ -185,12 +185,14 @@ def visible_start(seq_len, q_len, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def split_of(length, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N: tl.constexpr):
-    """Splits and tokens per split for one sequence of `length` visible tokens.
+    """Work out splits, and tokens per split, for one sequence of `length` visible tokens.
 
     The device side of `splits.StaticSplits`; `splits.split_of` is the same sum in Python.
     """
     want = tl.minimum(max_splits, tl.maximum(tl.cdiv(length, min_tokens), 1))
     want = tl.where(length < single_below, 1, want)
-    chunk = tl.where(fixed_tokens > 0, fixed_tokens, tl.cdiv(tl.cdiv(length, want), BLOCK_N) * BLOCK_N)
+    chunk = tl.where(
+        fixed_tokens > 0, fixed_tokens, tl.cdiv(tl.cdiv(length, want), BLOCK_N) * BLOCK_N
+    )
     chunk = tl.maximum(chunk, BLOCK_N)
     return tl.maximum(tl.cdiv(length, chunk), 1), chunk

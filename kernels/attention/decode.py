@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-# (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN202, C901, N803, PLR0912, PLR0913, PLR0915
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# (torch and triton are not installed where types are checked, so a kernel looks like a function)
+# ruff: noqa: ANN001, ANN202, C901, N803, N806, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Paged decode attention with split-KV: one new token a sequence, or up to 64 to verify.
 
@@ -31,7 +32,16 @@ __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_d
 MAX_ROWS_TOKENS = 64
 
 
-@triton.jit(do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"])
+@triton.jit(
+    do_not_specialize=[
+        "max_splits",
+        "min_tokens",
+        "single_below",
+        "fixed_tokens",
+        "max_query",
+        "stride_table",
+    ]
+)
 def decode_split_kernel(
     q_ptr,
     k_ptr,
@@ -229,7 +239,9 @@ def decode_split_kernel(
         tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
 
 
-@triton.jit(do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"])
+@triton.jit(
+    do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"]
+)
 def decode_merge_kernel(
     out_ptr,
     lse_ptr,
@@ -515,8 +527,10 @@ def paged_decode(
         *(key_scale.stride() if key_scale is not None else (0, 0, 0)),
         KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, HEAD_DIM=dim, VALUE_DIM=value_dim,
         PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens, SOFT_CAP=capped,
-        QUANT=cache.is_quantised, WORDS=words, ASM=query.device.type != "cpu", SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
-        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=next_power_of_2(dim),
+        QUANT=cache.is_quantised, WORDS=words, ASM=query.device.type != "cpu",
+        SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
+        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        BLOCK_D=next_power_of_2(dim),
         BLOCK_V=block_v, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if split:

@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-# (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# (torch and triton are not installed where types are checked, so a kernel looks like a function)
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Store new keys and values in the paged cache, quantising them on the way if it is 8-bit.
 
@@ -25,7 +26,6 @@ def _store_rows(
     offs_h,
     offs_d,
     keep,
-    stride_slot,
     stride_head,
     stride_s_head,
     QUANT: tl.constexpr,
@@ -98,7 +98,6 @@ def write_cache_kernel(
         offs_h,
         offs_d,
         (offs_h < HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :],
-        stride_k_slot,
         stride_k_head,
         stride_s_head,
         QUANT,
@@ -113,7 +112,6 @@ def write_cache_kernel(
         offs_h,
         offs_v,
         (offs_h < HEADS)[:, None] & (offs_v < VALUE_DIM)[None, :],
-        stride_v_slot,
         stride_v_head,
         stride_s_head,
         QUANT,

@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-# (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0915
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# (torch and triton are not installed where types are checked, so a kernel looks like a function)
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0915, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """MLA decode on the compressed latent cache, with absorbed weights.
 
@@ -70,7 +71,7 @@ def _mla_tile(
     return acc, m, norm
 
 
-@triton.jit(do_not_specialize=["max_splits", "min_tokens", "max_query"])
+@triton.jit(do_not_specialize=["max_splits", "min_tokens", "max_query", "stride_table"])
 def mla_split_kernel(
     q_ptr,
     cache_ptr,
@@ -248,7 +249,9 @@ def mla_decode(
     scale: of the softmax; 1 / sqrt(192) for DeepSeek-V3, times its YaRN factor squared.
     lse: `[tokens, heads]` fp32, written when given.
     """
-    check(query.stride(2) == 1 and latent.stride(2) == 1, "query and latent need unit stride on dim")
+    check(
+        query.stride(2) == 1 and latent.stride(2) == 1, "query and latent need unit stride on dim"
+    )
     check(query.shape[2] == latent.shape[2], "query and latent dim differ")
     aligned = latent.stride(0) % 16 == 0 and latent.stride(1) % 16 == 0
     check(aligned, "latent strides must be multiples of 16")

@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-# (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0915
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# (torch and triton are not installed where types are checked, so a kernel looks like a function)
+# ruff: noqa: ANN001, ANN202, C901, N803, N806, PLR0912, PLR0913, PLR0915, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Chunked prefill over a paged cache: new tokens attend to the cached prefix and to each other.
 
@@ -41,7 +42,7 @@ def find_sequence(cu_query_ptr, block, sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["sequences", "blocks"])
+@triton.jit(do_not_specialize=["sequences", "blocks", "stride_table"])
 def prefill_kernel(
     q_ptr,
     k_ptr,
@@ -265,7 +266,8 @@ def paged_prefill(
         SOFT_CAP=rule.soft_cap > 0.0, QUANT=cache.is_quantised,
         ASM=query.device.type != "cpu",
         COMPUTE=compute, PRECISION=precision,
-        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=next_power_of_2(dim),
+        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        BLOCK_D=next_power_of_2(dim),
         BLOCK_V=next_power_of_2(value_dim),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
+# ruff: noqa: PLR0913
+# (signatures are those of the ops)
 """What each op means, in plain torch and double precision.
 
 Slow on purpose: gathers pages by indexing, loops over sequences, keeps every score. Tests and
@@ -73,9 +75,7 @@ def attention_reference(
     sequences = cache.seq_lens.shape[0]
     scale = dim**-0.5 if scale is None else scale
     group = heads // cache.kv_heads
-    out = torch.zeros(
-        tokens, heads, cache.value.shape[3], dtype=torch.float64, device=query.device
-    )
+    out = torch.zeros(tokens, heads, cache.value.shape[3], dtype=torch.float64, device=query.device)
     lse = torch.full((tokens, heads), -math.inf, dtype=torch.float64, device=query.device)
     for b in range(sequences):
         each = tokens // sequences
@@ -120,10 +120,8 @@ def mla_decode_reference(
     return attention_reference(query=query, cache=cache, scale=scale)
 
 
-def merge_reference(
-    *, outs: torch.Tensor, lses: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge states over dim 0: outs `[parts, tokens, heads, dim]`, lses `[parts, tokens, heads]`."""
+def merge_reference(*, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge states over dim 0, the parts: outs end in `[heads, dim]`, lses in `[heads]`."""
     lses = lses.double()
     lse = torch.logsumexp(lses, 0)
     weights = torch.exp(lses - lse).nan_to_num(0.0)

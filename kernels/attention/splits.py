@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-# (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# (torch and triton are not installed where types are checked, so a kernel looks like a function)
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """How a decode step is cut into splits, so that few sequences still fill the GPU.
 
@@ -78,7 +79,7 @@ def mission_splits(length: int, sms: int) -> int:
 def occupancy_splits(
     *, programs: int, slots: int, max_len: int, min_tokens: int = MIN_TOKENS
 ) -> int:
-    """Splits for `programs` (sequence, head) pairs on `slots` resident programs.
+    """Choose splits for `programs` (sequence, head) pairs on `slots` resident programs.
 
     Among the counts up to the cap take the smallest whose last wave is filled to within 85 % of
     the best; no split at all where the pairs alone fill the machine.
@@ -109,11 +110,11 @@ def static_splits(
 
 
 def split_of(length: int, splits: StaticSplits, block_n: int) -> tuple[int, int]:
-    """Splits and tokens per split for one sequence: what each program works out for itself."""
+    """Return splits and tokens per split for one sequence: each program's own sum, in Python."""
     want = min(splits.max_splits, max(1, -(-length // splits.min_tokens)))
     if length < splits.single_below:
         want = 1
-    chunk = splits.fixed_tokens or -(-(-(-length // want)) // block_n) * block_n
+    chunk = splits.fixed_tokens or -(-length // (want * block_n)) * block_n
     chunk = max(chunk, block_n)
     return max(1, -(-length // chunk)), chunk
 
@@ -138,8 +139,8 @@ def plan_items_kernel(
 ):
     """Program b writes the items of sequence b; the last one, b == sequences, marks the rest -1.
 
-    Each program repeats the same small search, so that no program waits for another: for 1 to 8
-    waves, cut all sequences to equal parts of that size and estimate the time as waves times part.
+    Each program repeats the same small search, so that no program waits for another: for no cut and
+    for 1 to 8 waves of equal parts, estimate the time as waves times part, and take the least.
     """
     b = tl.program_id(0)
     offs_b = tl.arange(0, BLOCK_B)
@@ -155,8 +156,10 @@ def plan_items_kernel(
     seen = tl.maximum(lens - starts, 0)
     total = tl.sum(seen.to(tl.int64), 0)
     longest = tl.max(seen, 0)
-    best = total * 0 + (1 << 40)
     part = tl.maximum(longest, BLOCK_N)
+    # Whole sequences are the plan to beat, by a tenth: each cut costs a state to write and merge.
+    best = tl.cdiv(sequences * programs_per_item, slots).to(tl.int64) * (longest + OVERHEAD)
+    best = best * 9 // 10
     for waves in range(1, 9):
         size = tl.cdiv(total * programs_per_item, slots * waves).to(tl.int32)
         size = tl.maximum(tl.cdiv(size, BLOCK_N) * BLOCK_N, MIN_TOKENS)

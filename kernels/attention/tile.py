@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # (triton is not installed where types are checked, and its language is not Python's)
-# ruff: noqa: ANN001, ANN202, C901, N803, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, N803, PLR0912, PLR0913, PLR0915, PLR0917, SIM108
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """One tile of attention over a paged cache, shared by decode and prefill.
 

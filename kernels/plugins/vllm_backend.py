@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (vLLM, torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001, ANN002, ANN003, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN204, ANN205, D102, PLR0913, PLR0917
 # (signatures are vLLM's)
 """vLLM's attention backend FOREBAY, selected by `--attention-backend CUSTOM`.
 
@@ -106,9 +106,7 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
         """Make the plan in buffers that stay in place for this number of sequences."""
         cache = PagedCache(self._cache, self._cache, seq_lens, block_table=self._cache)
         if rows not in self._configs:
-            self._configs[rows] = decode_config(
-                query=self._query, cache=cache, max_query_len=rows
-            )
+            self._configs[rows] = decode_config(query=self._query, cache=cache, max_query_len=rows)
         key = (seq_lens.shape[0], rows)
         plan = decode_plan(
             query=self._query,
@@ -231,14 +229,14 @@ class ForebayAttentionImpl(TritonAttentionImpl):
         output_block_scale=None,
     ):
         step = getattr(attn_metadata, "forebay", None)
-        views = self._key_value(kv_cache) if step is not None else None
+        views = None if step is None else self._key_value(kv_cache)
         special = (
             output_scale is not None
             or output_block_scale is not None
             or getattr(attn_metadata, "mm_prefix_range_tensor", None) is not None
             or getattr(attn_metadata, "rswa_prefix_lens", None) is not None
         )
-        if views is None or special:
+        if step is None or views is None or special:
             return super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output,
                 output_scale, output_block_scale,
@@ -249,9 +247,7 @@ class ForebayAttentionImpl(TritonAttentionImpl):
             # A plan lists whole sequences; a layer with a window cuts what it can see by itself.
             paged_decode(
                 query=query[:rows],
-                cache=PagedCache(
-                    *views, attn_metadata.seq_lens[:n], attn_metadata.block_table[:n]
-                ),
+                cache=PagedCache(*views, attn_metadata.seq_lens[:n], attn_metadata.block_table[:n]),
                 max_seq_len=step.max_seq_len,
                 cu_query=step.cu_decode,
                 max_query_len=step.decode_query_len,
@@ -266,9 +262,7 @@ class ForebayAttentionImpl(TritonAttentionImpl):
             last = attn_metadata.num_actual_tokens
             paged_prefill(
                 query=query[rows:last],
-                cache=PagedCache(
-                    *views, attn_metadata.seq_lens[n:], attn_metadata.block_table[n:]
-                ),
+                cache=PagedCache(*views, attn_metadata.seq_lens[n:], attn_metadata.block_table[n:]),
                 cu_query=step.cu_prefill,
                 scale=self.scale,
                 rule=self._rule,

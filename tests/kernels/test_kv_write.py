@@ -62,9 +62,7 @@ def test_8_bit_rows_carry_a_scale_per_token_and_head(kv: Any, dtype: Any) -> Non
         key_scale=got_scale[0], value_scale=got_scale[1],
     )  # fmt: skip
     for at in (0, 1):
-        write_reference(
-            rows=both[:, at], cache=want[at], slots=slots(), scale=want_scale[at]
-        )
+        write_reference(rows=both[:, at], cache=want[at], slots=slots(), scale=want_scale[at])
     torch.testing.assert_close(got_scale, want_scale, equal_nan=True, rtol=1e-6, atol=0)
     off = (got.float() - want.float()).abs()
     if kv == torch.int8 or DEVICE == "cuda":

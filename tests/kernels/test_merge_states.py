@@ -28,9 +28,7 @@ def test_two_states_merge_and_an_empty_one_changes_nothing(
     outs[0, 1], outs[:, 3] = math.nan, math.nan
     out = torch.full_like(outs[0], math.nan)
     lse = torch.full_like(lses[0], math.nan)
-    merge_states(
-        out_a=outs[0], lse_a=lses[0], out_b=outs[1], lse_b=lses[1], out=out, lse=lse
-    )
+    merge_states(out_a=outs[0], lse_a=lses[0], out_b=outs[1], lse_b=lses[1], out=out, lse=lse)
     lses[0, 4] = -math.inf
     want, want_lse = merge_reference(outs=outs, lses=lses)
     assert error(out, want)[0] <= tolerance(dtype)[0]

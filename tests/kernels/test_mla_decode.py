@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
-# ruff: noqa: E402
-# (skip before importing what needs them)
+# ruff: noqa: E402, FBT001
+# (skip before importing what needs them; parameters of a test come by name)
 
 import math
 from typing import Any

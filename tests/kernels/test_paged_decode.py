@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
-# ruff: noqa: E402
-# (skip before importing what needs them)
+# ruff: noqa: E402, FBT001
+# (skip before importing what needs them; parameters of a test come by name)
 
 import math
 from dataclasses import replace
@@ -85,9 +85,7 @@ def test_each_engines_storage_is_read_in_place(layout: str) -> None:
     check(make_case(seq_lens=[100, 31], layout=layout, shared_pages=1))
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads"), [(4, 4), (8, 1), (6, 2), (5, 1), (32, 2)], ids=str
-)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 1), (6, 2), (5, 1), (32, 2)], ids=str)
 def test_every_group_of_query_heads(heads: int, kv_heads: int) -> None:
     check(make_case(seq_lens=[70, 5], heads=heads, kv_heads=kv_heads, dim=32))
 
@@ -113,6 +111,7 @@ def test_a_window_with_and_without_sink_tokens(
 
 def test_tokens_outside_a_window_are_not_read() -> None:
     case = make_case(seq_lens=[200], page=32)
+    assert case.cache.block_table is not None
     hidden = case.cache.block_table[0, :5].long()
     clean, _ = decode(case, rule=Rule(window=20))
     case.cache.key[hidden] = math.nan
@@ -169,9 +168,7 @@ def test_a_tree_that_is_a_chain_equals_causal_order() -> None:
 @pytest.mark.parametrize("query_lens", [1, 4])
 def test_an_8_bit_cache_is_as_exact_as_its_dequantised_self(kv: Any, query_lens: int) -> None:
     case = make_case(seq_lens=[70, 130], query_lens=query_lens, dim=64)
-    plain, _ = attention_reference(
-        query=case.query, cache=case.cache, cu_query=case.cu_query
-    )
+    plain, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
     case = replace(case, cache=quantise_cache(case.cache, kv))
     out, _ = decode(case)
     want, _ = attention_reference(
@@ -188,6 +185,7 @@ def test_the_same_inputs_give_the_same_bits() -> None:
 
 def test_fixed_splits_do_not_depend_on_the_rest_of_the_batch() -> None:
     case = make_case(seq_lens=[140, 70, 33])
+    assert case.cache.block_table is not None
     alone = replace(
         case,
         query=case.query[:1],
@@ -218,14 +216,16 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
         decode(case, rule=Rule(window=4, tree=torch.ones(1, dtype=torch.int64)))
     with pytest.raises(ValueError, match="workspace is too small"):
         decode(
-            make_case(seq_lens=[300]), policy="fixed", workspace=Workspace.allocate(1, 1, 8, 64, DEVICE)
+            make_case(seq_lens=[300]),
+            policy="fixed",
+            workspace=Workspace.allocate(1, 1, 8, 64, DEVICE),
         )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("policy", ["occupancy", "balanced", "mission"])
-def test_a_graph_captured_on_short_sequences_replays_on_long_ones(policy: str) -> None:
+def test_a_graph_captured_on_short_sequences_replays_on_long_ones(policy: Any) -> None:
     case = make_case(seq_lens=[3000, 100, 777], dim=128, dtype=torch.bfloat16)
     lens = case.cache.seq_lens.clone()
     workspace = Workspace.allocate(4096, 1, 8, 128, DEVICE)
@@ -259,6 +259,7 @@ def test_a_cache_larger_than_32_bit_offsets() -> None:
     both = torch.empty(pages, 2, 16, 256, dtype=torch.bfloat16, device=DEVICE).transpose(1, 2)
     case = make_case(seq_lens=[100], kv_heads=2, dim=128, dtype=torch.bfloat16)
     cache = replace(case.cache, key=both[..., :128], value=both[..., 128:])
+    assert cache.block_table is not None
     cache.block_table[0, :7] = torch.arange(pages - 7, pages)
     cache.key[-7:].normal_()
     cache.value[-7:].normal_()

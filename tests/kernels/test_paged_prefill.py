@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
-# ruff: noqa: E402
-# (skip before importing what needs them)
+# ruff: noqa: E402, FBT001
+# (skip before importing what needs them; parameters of a test come by name)
 
 import math
 from dataclasses import replace
@@ -69,15 +69,18 @@ def test_every_page_size_in_both_index_modes(page: int, csr: bool) -> None:
 
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (12, 2), (16, 1)], ids=str)
 def test_every_group_of_query_heads(heads: tuple[int, int]) -> None:
-    case = make_case(
-        seq_lens=[60], query_lens=[25], heads=heads[0], kv_heads=heads[1], dim=32
-    )
+    case = make_case(seq_lens=[60], query_lens=[25], heads=heads[0], kv_heads=heads[1], dim=32)
     check(case)
 
 
 @pytest.mark.parametrize(
     "rule",
-    [Rule(window=20), Rule(window=20, sink_tokens=4), Rule(window=9, sink_tokens=40), Rule(soft_cap=4.0)],
+    [
+        Rule(window=20),
+        Rule(window=20, sink_tokens=4),
+        Rule(window=9, sink_tokens=40),
+        Rule(soft_cap=4.0),
+    ],
     ids=["window", "sink and window", "sink past a tile", "soft cap"],
 )
 def test_the_rules(rule: Rule) -> None:

@@ -3,6 +3,9 @@
 # ruff: noqa: E402
 # (skip before importing what needs them)
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="kernels need torch")
@@ -42,7 +45,7 @@ def test_occupancy_splits_only_what_leaves_the_gpu_idle() -> None:
     st.sampled_from([32, 64, 128]),
 )
 def test_splits_cover_a_sequence_without_gap_or_empty_split(
-    length: int, policy: str, programs: int, block_n: int
+    length: int, policy: Any, programs: int, block_n: int
 ) -> None:
     static = static_splits(
         policy, programs=programs, slots=396, sms=132, max_len=200_000, fixed_tokens=512
@@ -70,7 +73,7 @@ def test_a_plan_gives_each_token_to_one_item(lens: list[int], waves: int) -> Non
         mine = items[first[b] : first[b + 1]]
         assert all(item[0] == b and item[3] == len(mine) for item in mine)
         assert [mine[0][1], mine[-1][2]] == [0, length]
-        assert all(a[2] == c[1] for a, c in zip(mine, mine[1:], strict=False))
+        assert all(a[2] == c[1] for a, c in pairwise(mine))
 
 
 def test_a_plan_evens_out_a_ragged_batch() -> None:
@@ -79,6 +82,12 @@ def test_a_plan_evens_out_a_ragged_batch() -> None:
     sizes = [item[2] - item[1] for item in plan.items.tolist() if item[0] >= 0]
     assert max(sizes) <= 1024
     assert len(sizes) >= 11
+
+
+def test_a_plan_leaves_whole_what_fills_the_gpu_already() -> None:
+    lens = torch.full((32,), 4096, dtype=torch.int32, device=DEVICE)
+    plan = make_plan(seq_lens=lens, programs_per_item=8, slots=264, block_n=64)
+    assert [item[2] for item in plan.items.tolist() if item[0] >= 0] == [4096] * 32
 
 
 def test_an_unknown_policy_is_refused() -> None:

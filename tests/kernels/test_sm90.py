@@ -1,0 +1,197 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+"""The compile gate: every shipped configuration, compiled for Hopper, needs no GPU.
+
+Runs in a process of its own, because a kernel defined under the interpreter cannot be compiled.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(600),  # half a minute of compilation, on a busy machine more
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")),
+        reason="needs torch and triton",
+    ),
+]
+
+PROGRAM = """
+import json
+from dataclasses import replace
+import torch
+from forebay.kernels.aot import compile_only
+from forebay.kernels.attention.decode import decode_plan, paged_decode
+from forebay.kernels.attention.kv_write import write_cache
+from forebay.kernels.attention.layout import PagedCache, Rule
+from forebay.kernels.attention.merge import merge_states
+from forebay.kernels.attention.mla import mla_decode
+from forebay.kernels.attention.prefill import paged_prefill
+
+bf16, i32, f32 = torch.bfloat16, torch.int32, torch.float32
+
+
+def empty(*shape, dtype=i32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def paged(kv, page):
+    both = empty(4096, 8, page, 256, dtype=kv).transpose(1, 2)
+    scales = [None, None]
+    if kv.itemsize == 1:
+        scales = [empty(4096, 8, page, dtype=f32).transpose(1, 2)] * 2
+    return PagedCache(
+        both[..., :128], both[..., 128:], empty(8), empty(8, 512),
+        key_scale=scales[0], value_scale=scales[1],
+    )
+
+
+def query(rows):
+    return empty(rows, 32, 128, dtype=bf16)
+
+
+found = {}
+with compile_only() as compiled:
+    def note(name):
+        found[name] = [
+            dict(kernel=k.name, registers=k.registers, stack=k.stack_bytes, shared=k.shared_bytes,
+                 spills=k.count("LDL", "STL"), copies=k.count("LDGSTS"), wgmma=k.count("HGMMA"),
+                 mma=k.count("HMMA"), byte_loads=k.count("LDS.U8"), size=sum(k.opcodes.values()))
+            for k in compiled
+        ]
+        compiled.clear()
+
+    for kv, page in ((bf16, 16), (bf16, 64), (torch.int8, 16), (torch.float8_e4m3fn, 16)):
+        cache = paged(kv, page)
+        label = f"{str(kv)[6:]} page {page}"
+        paged_decode(query=query(8), cache=cache, max_seq_len=4096)
+        note(f"decode {label}")
+        paged_decode(query=query(8), cache=cache, max_seq_len=4096, policy="balanced")
+        note(f"planned {label}")
+    cache = paged(bf16, 16)
+    window = Rule(window=1024, sink_tokens=4)
+    paged_decode(query=query(8), cache=cache, max_seq_len=4096, rule=window)
+    note("decode window")
+    for rows in (4, 8, 64):
+        tree = Rule(tree=empty(8 * rows, dtype=torch.int64))
+        paged_decode(
+            query=query(8 * rows), cache=cache, max_seq_len=4096, max_query_len=rows, rule=tree
+        )
+        note(f"tree {rows}")
+    for page in (16, 64):
+        paged_prefill(query=query(4096), cache=paged(bf16, page), cu_query=empty(9))
+        note(f"prefill page {page}")
+    for heads in (16, 128):
+        mla_decode(
+            query=empty(32, heads, 576, dtype=bf16), latent=empty(64, 64, 576, dtype=bf16),
+            seq_lens=empty(32), block_table=empty(32, 512), max_seq_len=4096, scale=0.07,
+        )
+        note(f"mla {heads}")
+    rows = empty(64, 2, 8, 128, dtype=bf16)
+    write_cache(
+        key=rows[:, 0], value=rows[:, 1], key_cache=cache.key, value_cache=cache.value,
+        slots=empty(64, dtype=torch.int64),
+    )
+    note("write")
+    states = empty(2, 64, 32, 128, dtype=bf16), empty(2, 64, 32, dtype=f32)
+    merge_states(out_a=states[0][0], lse_a=states[1][0], out_b=states[0][1], lse_b=states[1][1])
+    note("merge")
+    # What an engine sees in a day: batches, table widths, chunk sizes, all by the same kernels.
+    for batch in (1, 2, 7, 16, 33):
+        for columns in (1, 17, 512):
+            cache = paged(bf16, 16)
+            cache = replace(cache, seq_lens=empty(batch), block_table=empty(batch, columns))
+            for policy in ("occupancy", "balanced"):
+                paged_decode(
+                    query=query(batch), cache=cache, max_seq_len=16 * columns, policy=policy
+                )
+            paged_prefill(query=query(batch * 37), cache=cache, cu_query=empty(batch + 1))
+    variants = {}
+    for k in compiled:
+        variants.setdefault(k.name, set()).add(k.key)
+    found = {"kernels": found, "variants": {name: len(keys) for name, keys in variants.items()}}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def compiled(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return report["kernels"]
+
+
+def kernels(compiled: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, k) for name, made in compiled.items() for k in made]
+
+
+def test_nothing_spills(compiled: Any) -> None:
+    bad = [(n, k["kernel"], k["stack"]) for n, k in kernels(compiled) if k["stack"] or k["spills"]]
+    assert bad == []
+
+
+def test_everything_fits_in_an_sm(compiled: Any) -> None:
+    assert [n for n, k in kernels(compiled) if k["shared"] > 227 * 1024] == []
+
+
+def test_the_cache_arrives_by_asynchronous_copies(compiled: Any) -> None:
+    readers = [
+        (n, k) for n, k in kernels(compiled) if "split" in k["kernel"] or "prefill" in k["kernel"]
+    ]
+    assert len(readers) >= 15
+    assert [n for n, k in readers if k["copies"] < 16] == []
+
+
+def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
+    wide = ("prefill", "mla 128", "tree 64")
+    for name, kernel in kernels(compiled):
+        if "split" not in kernel["kernel"] and "prefill" not in kernel["kernel"]:
+            continue
+        used = "wgmma" if name.startswith(wide) else "mma"
+        assert kernel[used] > 0, name
+
+
+def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
+    assert [n for n, k in kernels(compiled) if n.startswith("decode") and k["byte_loads"]] == []
+
+
+def test_decode_leaves_room_for_two_programs_on_an_sm(compiled: Any) -> None:
+    """128 threads of at most 255 registers each do; 227 KB of shared memory must, too."""
+    crowded = [
+        n
+        for n, k in kernels(compiled)
+        if n.startswith(("decode", "planned")) and 2 * k["shared"] > 227 * 1024
+    ]
+    assert crowded == []
+
+
+def test_a_days_shapes_need_few_compilations(report: Any) -> None:
+    variants = report["variants"]
+    assert variants == {
+        "decode_split_kernel": 3,  # one split, several, planned
+        "decode_merge_kernel": variants["decode_merge_kernel"],
+        "plan_items_kernel": variants["plan_items_kernel"],
+        "prefill_kernel": 1,
+    }
+    assert variants["decode_merge_kernel"] <= 4
+    assert variants["plan_items_kernel"] <= 3
