@@ -5,23 +5,28 @@ So what runs live is what is simulated, part by part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads it at run time
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from forebay.policies.double_queue import DoubleQueue
 from forebay.policies.registry import FILTERS, PICKS, SCORES, factory
 
+from .admission import WatermarkSettings  # noqa: TC001 - msgspec reads it at run time
+from .cost import Cost
 from .dispatch import Dispatcher
 from .guards import GuardSettings
+from .journal import Journaled, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from random import Random
+    from collections.abc import Callable, Iterable, Iterator
 
     from forebay.policies.contracts import Ordering, Request, Score
 
-    from .admission import WatermarkSettings
-    from .cost import Cost
 
 _RANKED = frozenset({"bounded", "hrrn", "ml"})
 """Orderings that read anew what they stand by."""
@@ -85,9 +90,11 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
     cost: Cost | None = None,
     uncached: Callable[[Request], int] | None = None,
     score: Score | None = None,
+    journal: Callable[[bytes], object] | None = None,
 ) -> Dispatcher:
     """Make a dispatcher with the usual filters and pick; the usual score is the least load."""
-    dispatcher = Dispatcher(
+    make = Dispatcher if journal is None else partial(Journaled, journal)
+    dispatcher = make(
         pool=pool,
         ordering=make_ordering(settings, uncached=uncached),
         filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
@@ -104,3 +111,39 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
         max_requests=max_requests, max_bytes=max_bytes, classes=settings.class_caps
     )
     return dispatcher
+
+
+def journal_head(settings: Scheduling, *, pool: str, seed: int, cost: Cost) -> bytes:
+    """Return the first line of a journal: what its dispatcher is made of."""
+    return msgspec.json.encode(("core", settings, pool, seed, cost)) + b"\n"
+
+
+def check_journal(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Decide a journal's events again; yield each decision that differs, as it was and is.
+
+    Raises ValueError when the lines do not begin as a journal does. Weakness: scores and `uncached`
+    of a prefix index are not in the journal, so a pool that places by prefix decides otherwise.
+    """
+    rest = iter(lines)
+    try:
+        kind, told, pool, seed, cost = msgspec.json.decode(next(rest, b"null"))
+        settings = msgspec.convert(told, Scheduling)
+    except (TypeError, ValueError, msgspec.ValidationError) as error:
+        raise ValueError(f"this is no journal: {error}") from error
+    if kind != "core":
+        raise ValueError("this is no journal: its first line is of another kind")
+
+    def make(write: Callable[[bytes], object]) -> Journaled:
+        made = make_dispatcher(
+            settings,
+            pool=pool,
+            rng=Random(seed),  # noqa: S311 - as the one that is checked
+            max_requests=0,  # the journal says the limits
+            max_bytes=0,
+            cost=msgspec.convert(cost, Cost),
+            journal=write,
+        )
+        assert isinstance(made, Journaled)
+        return made
+
+    return replay(rest, make)

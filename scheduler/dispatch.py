@@ -133,6 +133,11 @@ class Dispatcher:
         return self.waiting.bytes
 
     @property
+    def placed(self) -> Iterable[Placement]:
+        """What is not released."""
+        return self._placed.values()
+
+    @property
     def recalls(self) -> int:
         """How many placements were called back."""
         return 0 if self._recalls is None else self._recalls.recalled
@@ -239,7 +244,12 @@ class Dispatcher:
 
     def leave(self, request: Request) -> bool:
         """Forget a waiting request whose caller left; False when it does not wait."""
+        return self._leave(request)
+
+    def _leave(self, request: Request) -> bool:
         waiting = self._forget(request.id)
+        if self._recalls is not None:
+            self._recalls.forget(request.id)
         return waiting is not None and self._ordering.discard(waiting)
 
     def began(self, placement: Placement) -> None:
@@ -291,10 +301,13 @@ class Dispatcher:
 
         Those that have waited too long to be started are refused (`take_others`).
         """
+        return self._expire(now)
+
+    def _expire(self, now: float) -> list[Request]:
         expired: list[Request] = []
         while (top := self.waiting.soonest()) is not None and top[0] <= now:
             request = top[1]
-            self.leave(request)
+            self._leave(request)
             if top[0] < request.deadline:
                 self.gave_up += 1
                 self._others.refused.append(
@@ -311,7 +324,7 @@ class Dispatcher:
         """
         hopeless = [r for r in self.waiting if not self._eligible_for(r, now)]
         for request in hopeless:
-            self.leave(request)
+            self._leave(request)
         return [(r, unservable(r, self.pool, self.endpoints)) for r in hopeless]
 
     def _eligible_for(self, request: Request, now: float) -> Sequence[EndpointView]:
@@ -385,7 +398,7 @@ class Dispatcher:
 
         if self.guards is not None and self.waiting.size:
             # Nothing starts after its time, however late we are.
-            self._others.expired.extend(self.expire(now))
+            self._others.expired.extend(self._expire(now))
         while self.waiting.size and not self._full():
             request = self._next(now, fits)
             if request is None:
@@ -436,7 +449,7 @@ class Dispatcher:
             victim = waiting.displaceable(request.sla_rank)
             if victim is None:
                 raise queue_full(self.pool, full, self._retry_after(now))
-            self.leave(victim)
+            self._leave(victim)
             self.displaced += 1
             error = queue_full(self.pool, "a higher class took its place", self._retry_after(now))
             self._others.refused.append((victim, error))

@@ -34,6 +34,10 @@ class Waiting:
     def __len__(self) -> int:
         return self.size
 
+    def get(self, request_id: str) -> Request | None:
+        """Return the waiting request of that id; None when there is none."""
+        return self._limits.get(request_id)
+
     def is_waiting(self, request: Request) -> bool:
         """Tell whether this very request waits, and not another try of it."""
         return self._limits.get(request.id) is request
