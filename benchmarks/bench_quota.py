@@ -123,13 +123,28 @@ async def replica(url: str, clients: int, seconds: float) -> dict[str, Any]:
     await meter.beat()
     await asyncio.sleep(1.0)
     until = time.monotonic() + seconds
+    lag = asyncio.ensure_future(watch_lag())
     each = [Client(meter, name, log, names) for name in TENANTS for _ in range(clients // 2)]
     cpu = time.process_time()
     await asyncio.gather(*(client.run(until) for client in each))
     cpu = time.process_time() - cpu
     told = await meter.close(10.0)
+    lag.cancel()
+    lags = await lag
     outages = meter.breaker.times_away
-    return {"log": log, "told": told, "outages": outages, "cpu_s": cpu}
+    return {"log": log, "told": told, "outages": outages, "cpu_s": cpu, "lags": lags}
+
+
+async def watch_lag() -> list[float]:
+    """Note how late the loop is, until cancelled."""
+    lags = list[float]()
+    try:
+        while True:
+            due = time.monotonic() + 0.01
+            await asyncio.sleep(0.01)
+            lags.append(time.monotonic() - due)
+    except asyncio.CancelledError:
+        return lags
 
 
 def replica_process(url: str, clients: int, seconds: float, pipe: Connection) -> None:
@@ -245,10 +260,15 @@ def run_replicas(*, replicas: int, clients: int, seconds: float, freeze: float) 
         server.kill()
         server.wait()
     log = [entry for part in found for entry in part["log"]]
+    lags = sorted(lag for part in found for lag in part["lags"])
     return {
         "caps": {"requests": CAPS.requests, "tokens": CAPS.tokens, "concurrent": CAPS.concurrent},
         "replicas": replicas,
         "all_told": all(part["told"] for part in found),
+        "loop_late_ms": {
+            "p99": round(lags[int(len(lags) * 0.99)] * 1000, 1),
+            "longest": round(lags[-1] * 1000, 1),
+        },
         "outages": [part["outages"] for part in found],
         "answers_per_s": round(len(log) / seconds),
         "cpu_us_an_answer": round(sum(part["cpu_s"] for part in found) / len(log) * 1e6, 1),

@@ -176,9 +176,14 @@ class State(Section):
     url: StateUrl | None = Field(
         default=None, description="Redis or Valkey, as redis://host:6379/0; default: this process"
     )
+    timeout: Duration = Field(
+        default=0.05, gt=0, description="longest wait for an answer of `url`; past it it is away"
+    )
     secret: Secret | None = Field(default=None, description="same on all replicas; salts names")
     ledger: str | None = Field(
-        default=None, min_length=1, description="SQLite file of the usage ledger"
+        default=None,
+        min_length=1,
+        description="SQLite file of the usage ledger; default: forebay-usage.db beside this file",
     )
 
 

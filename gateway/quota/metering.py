@@ -84,11 +84,12 @@ class Metering:
         self.local: LocalMeter | None = None
         self.shared: SharedMeter | None = None
         self._flushing: asyncio.Task[None] | None = None
-        if config.state.url is not None:
+        state = config.state
+        if state.url is not None:
             from .redis_store import RedisStore  # noqa: PLC0415 - as above
             from .shared import SharedMeter  # noqa: PLC0415 - likewise
 
-            store = RedisStore(config.state.url.get_secret_value())
+            store = RedisStore(state.url.get_secret_value(), timeout_s=state.timeout)
             tariffs = tariffs_of(config)
             self.meter = self.shared = SharedMeter(tariffs, store, ledger=self.ledger, now=now)
         elif config.tenants or config.state.ledger is not None:

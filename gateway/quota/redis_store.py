@@ -101,7 +101,7 @@ class RedisStore:
         try:
             return await patiently(asked, self._timeout_s)
         except (RedisError, OSError, TimeoutError) as error:
-            await self.drop()
+            self._ahead = None  # the next server may not be this one
             raise StoreAway(str(error) or "no answer in time") from error
 
     async def _all(self, batches: Sequence[Batch]) -> list[list[Reply]]:
@@ -113,12 +113,6 @@ class RedisStore:
         client: Any = self.client
         key = f"{self._prefix}:{{replicas}}"
         return await client.eval(_SEEN, 1, key, replica, REPLICA_S)
-
-    async def drop(self) -> None:
-        """Forget the open connections: what they still carry is nobody's any more."""
-        self._ahead = None
-        if isinstance(self.client, Redis):
-            await self.client.connection_pool.disconnect(inuse_connections=True)
 
     async def close(self) -> None:
         """See Store."""
@@ -169,20 +163,20 @@ def _reply(asked: Operation, said: Any) -> Reply:
 
 
 async def patiently(asked: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Wait for an answer, `timeout_s` of it at most while this process is awake.
+    """Wait for an answer. Raises TimeoutError after `timeout_s`.
 
-    A loop that was held up has read no answer: what is late then is we, so the time begins anew.
+    A loop that was held up has read no answer: what is late then is we, so it looks once more.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(asked)
+    due = loop.time() + timeout_s
     try:
-        while True:
-            due = loop.time() + timeout_s
+        done, _ = await asyncio.wait((task,), timeout=timeout_s)
+        if not done and loop.time() - due > _LATE_S:
             done, _ = await asyncio.wait((task,), timeout=timeout_s)
-            if done:
-                return task.result()
-            if loop.time() - due < _LATE_S:
-                raise TimeoutError
+        if not done:
+            raise TimeoutError
+        return task.result()
     finally:
         task.cancel()
         task.add_done_callback(_forget)

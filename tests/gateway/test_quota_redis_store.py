@@ -38,12 +38,12 @@ def test_a_frozen_server_counts_as_away_and_forgets_what_came_too_late(
     server = redis_servers()
 
     async def scenario() -> list[Reply]:
-        store = RedisStore(server.url)
+        store = RedisStore(server.url, timeout_s=0.5)
         await ask(store, Reserve("a", 1, 10, 0))
         server.freeze()
         with pytest.raises(StoreAway):
             await ask(store, Reserve("b", 1, 10, 0))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)  # past the slack of its deadline
         server.thaw()
         patient = RedisStore(server.url, timeout_s=5.0)
         used = await ask(patient, Usage())

@@ -117,7 +117,8 @@ async def metering(
 
 
 def redis(server: RedisServer, prefix: str | None = None) -> RedisStore:
-    return RedisStore(server.url, prefix=prefix or f"shared{next(numbers)}")
+    # Longer than it is in life: this is not about how busy the machine of the tests is.
+    return RedisStore(server.url, prefix=prefix or f"shared{next(numbers)}", timeout_s=0.5)
 
 
 def test_calls_are_let_in_by_callback_up_to_the_limit(

@@ -35,7 +35,7 @@ def state(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "memory":
         return {}
     server: RedisServer = request.getfixturevalue("redis_server")
-    return {"url": server.url}
+    return {"url": server.url, "timeout": 5.0}
 
 
 def tenant(fail: str = "open", **limits: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_a_frozen_redis_holds_nobody_up(
 
     async def main() -> None:
         limited = tenant(fail, requests_per_minute=100)
-        settings = kit.config(tenants=[limited], state={"url": server.url})
+        settings = kit.config(tenants=[limited], state={"url": server.url, "timeout": 0.5})
         async with kit.running(settings) as gateway:
             assert (await ask(gateway, kit)).status == 200
             server.freeze()
@@ -230,7 +230,9 @@ def test_a_replica_that_lost_its_leases_ends_its_streams(
     async def main() -> None:
         async with kit.engine(hang) as engine:
             settings = kit.config(
-                [engine.section()], tenants=[tenant(concurrent=1)], state={"url": redis_server.url}
+                [engine.section()],
+                tenants=[tenant(concurrent=1)],
+                state={"url": redis_server.url, "timeout": 5.0},
             )
             async with kit.running(settings) as gateway, await gateway.caller() as caller:
                 body = kit.chat(stream=True)
