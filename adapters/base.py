@@ -215,6 +215,8 @@ class Adapter(Protocol):
     table is what the tests send."""
     keep_alive_s: ClassVar[float]
     """After this long idle the engine may close a connection."""
+    wants_abort: ClassVar[bool]
+    """It may not see its caller leave, so that `abort` has to be called besides."""
 
     def translate(self, call: Call) -> Translation:
         """Turn a call into what this engine takes.

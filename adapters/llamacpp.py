@@ -55,6 +55,7 @@ class LlamaCpp:
 
     engine: ClassVar[str] = "llamacpp"
     keep_alive_s: ClassVar[float] = 5.0
+    wants_abort: ClassVar[bool] = False
     control_fields: ClassVar[frozenset[str]] = frozenset(
         {
             # Slots, and whose cached prefix is in them.

@@ -23,6 +23,7 @@ class OpenAI:
 
     engine: ClassVar[str] = "openai"
     keep_alive_s: ClassVar[float] = 30.0
+    wants_abort: ClassVar[bool] = False
     control_fields: ClassVar[frozenset[str]] = frozenset(
         {
             # What engines behind it may obey: scheduling, ids, caches, hand-off, code.

@@ -45,6 +45,7 @@ class SGLang:
 
     engine: ClassVar[str] = "sglang"
     keep_alive_s: ClassVar[float] = 5.0
+    wants_abort: ClassVar[bool] = True
     control_fields: ClassVar[frozenset[str]] = frozenset(
         {
             # Scheduling, and whose request it is.

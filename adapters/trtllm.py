@@ -85,6 +85,7 @@ class TrtLlm:
 
     engine: ClassVar[str] = "trtllm"
     keep_alive_s: ClassVar[float] = 5.0
+    wants_abort: ClassVar[bool] = False
     control_fields: ClassVar[frozenset[str]] = frozenset(
         {
             # Scheduling, and whose request it is.

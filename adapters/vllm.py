@@ -31,6 +31,7 @@ class Vllm:
 
     engine: ClassVar[str] = "vllm"
     keep_alive_s: ClassVar[float] = 5.0
+    wants_abort: ClassVar[bool] = False
     control_fields: ClassVar[frozenset[str]] = frozenset(
         {
             # Scheduling, and whose request it is.

@@ -90,6 +90,9 @@ class Assembly:
         self.pools = {pool.name: pool for pool, _, _ in built}
         for pool, section, endpoints in built:
             pool.take(section, endpoints, classes=self._classes)
+            for endpoint in endpoints:
+                if isinstance(endpoint.opener, Connections):
+                    endpoint.opener.connect_timeout = section.timeouts.connect
             pool.itl = self._metrics.itl(pool.name)
         self._retired = [pool for name, pool in before.items() if name not in self.pools]
         self._watch()
@@ -140,8 +143,8 @@ class Assembly:
 
     def abort(self, endpoint: Endpoint, request_id: str) -> None:
         """Tell an engine to stop, where closing the connection is not enough."""
-        if endpoint.section.engine == "sglang":
-            adapter, target = endpoint.adapter, endpoint.target
+        adapter, target = endpoint.adapter, endpoint.target
+        if adapter.wants_abort:
             self._control(lambda: adapter.abort(self.http(endpoint), target, request_id))
 
     async def close(self) -> None:

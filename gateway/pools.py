@@ -199,6 +199,7 @@ class Pool:
         own = {endpoint.name: endpoint for endpoint in section.endpoints}
         for endpoint in self.endpoints.values():
             endpoint.configure(own[endpoint.name], window_of(section))
+            endpoint.health.configure(settings_of(section.health))
 
     def _refuse_dropped_models(self) -> None:
         """Refuse what waits for a model that the pool serves no more, or by another name.

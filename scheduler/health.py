@@ -101,6 +101,12 @@ class Health:
         self._open_until = inf
         self._ramp_from = -inf
 
+    def configure(self, settings: HealthSettings) -> None:
+        """Take other settings; what was counted stays, and an open breaker its time."""
+        if settings.breaker_open != self._settings.breaker_open:
+            self._open_s = settings.breaker_open
+        self._settings = settings
+
     @property
     def usable(self) -> bool:
         """In rotation, perhaps with a small share."""

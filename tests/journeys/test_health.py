@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay.adapters.connections import Connections
 from forebay.policies.contracts import ConfigError
 from forebay.scheduler.health import State
 
@@ -143,10 +144,11 @@ def test_an_embedded_engine_that_dies_is_noticed_and_comes_back(go: Go, kit: Kit
             await gateway.ask(kit.post(kit.chat(max_tokens=1)))
             await gateway.ask(kit.post(kit.chat(max_tokens=1)))
             engine._loop = gateway.task.get_loop()
-            engine.die(0.3)
+            engine.die(3600.0)
             await kit.until(lambda: state(gateway) is State.DOWN)
             answers = [await gateway.ask(kit.post(kit.chat(max_tokens=1))) for _ in range(4)]
             assert {answer.headers["x-forebay-endpoint"] for answer in answers} == {"e1"}
+            engine._come_back()
             await kit.until(lambda: state(gateway) is State.UP)
 
     go(main())
@@ -278,5 +280,24 @@ def test_a_change_that_needs_a_restart_changes_nothing(go: Go, kit: Kit):
                     gateway.process.apply(changed)
                 assert gateway.process.config is before
                 assert gateway.app.pools is pools
+
+    go(main())
+
+
+def test_a_reload_reaches_endpoints_that_stay(go: Go, kit: Kit):
+    async def main() -> None:
+        async with kit.engine(kit.whole(b"{}")) as engine:
+            sections = [engine.section()]
+            async with kit.running(kit.config(sections)) as gateway:
+                endpoint = gateway.pool.endpoints["e0"]
+                health = {"interval": 3600.0, "load_interval": 3600.0, "breaker_fails": 1}
+                pool = {"health": health, "timeouts": {"connect": 0.5}}
+                gateway.process.apply(kit.config(sections, pool=pool))
+                assert gateway.pool.endpoints["e0"] is endpoint
+                assert isinstance(endpoint.opener, Connections)
+                assert endpoint.opener.connect_timeout == 0.5
+                change = endpoint.health.request_failed(0.0, "it broke off")
+                assert change is not None
+                assert change.reason == "1 requests in a row failed: it broke off"
 
     go(main())

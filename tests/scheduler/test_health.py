@@ -223,6 +223,18 @@ def test_a_trial_has_room_for_one_request_whatever_the_limit():
     assert view.room == 1
 
 
+def test_other_settings_count_from_the_next_event_on():
+    health = Health(SETTINGS, optimistic=True)
+    health.probe_passed(0.0)
+    for now in (10.0, 20.0):
+        assert health.probe_failed(now, "no answer") is None
+    health.configure(HealthSettings(fails=4, breaker_open=5.0))
+    assert health.probe_failed(30.0, "no answer") is None
+    change = health.probe_failed(40.0, "no answer")
+    assert change is not None
+    assert change.reason == "4 probes in a row failed: no answer"
+
+
 @settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.floats(0, 8)), max_size=60),
