@@ -71,7 +71,23 @@ H200_8B = Profile(
 """An 8B model on one H200, roughly: fitted to one measured run of vLLM 0.26.0 (512 prompt and 128
 output tokens, 64 at once: 4,956 output tokens/s, median TTFT 567 ms, median TPOT 8.4 ms)."""
 
-PROFILES = {profile.name: profile for profile in (DEMO, INSTANT, H200_8B)}
+CPU_TINY = Profile(
+    name="cpu-tiny",
+    step_s=2.2076e-3,
+    prefill_token_s=0.0,
+    prefill_pair_s=1.6427e-9,
+    decode_sequence_s=0.19315e-3,
+    overhead_s=5.9167e-3,
+    max_num_seqs=32,
+    max_num_batched_tokens=2048,
+    block_tokens=32,
+    num_blocks=65536,
+    max_model_len=4096,
+)
+"""A model of 1.4 M parameters on vLLM 0.32.0 for CPUs, as `forebay calibrate` found it on two cores
+of a Sapphire Rapids that others used too: good for orders of magnitude."""
+
+PROFILES = {profile.name: profile for profile in (DEMO, INSTANT, H200_8B, CPU_TINY)}
 
 
 def find_profile(name: str) -> Profile:

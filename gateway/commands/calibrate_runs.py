@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _LETTERS = "bcdfghjklmnprstvwz"
 _VOWELS = "aeiou"
-_DECODED = 128
+_FEW, _MANY = 16, 144
+"""Output tokens of the answers whose decoding is compared."""
 _SHORT = 16
 """Words of the prompts whose decoding is measured at short context."""
 
@@ -174,7 +175,7 @@ async def measure(
     """Make all runs. Raises EngineFailed when the endpoint does not answer as it should."""
     limits = await endpoint.introduce()
     measured = Measured(endpoint.model, limits)
-    room = endpoint.max_model_len - _DECODED - 16
+    room = endpoint.max_model_len - _MANY - 16
     for length in sorted({min(length, room) for length in lengths}):
         progress(f"prompts of {length} tokens, alone")
         await endpoint.ask(length, 1)  # what a size costs the first time is not what it costs
@@ -190,21 +191,16 @@ async def measure(
 
 
 async def _decode(endpoint: Endpoint, together: int, context: int) -> Decode:
-    answers = await asyncio.gather(*(endpoint.ask(context, _DECODED) for _ in range(together)))
-    # Only while all of them decode: after the last first token, before the first last one. Tokens
-    # may come in bunches, so it is their number over the time that counts, not single gaps.
-    begin = max(answer.chunks[0] for answer in answers)
-    end = min(answer.chunks[-1] for answer in answers)
-    steps = [step for answer in answers if (step := _step(answer, begin, end))]
-    if not steps:  # the first was done before the last began: take what there is
-        steps = [step for a in answers if (step := _step(a, a.chunks[0], a.chunks[-1]))]
-    if not steps:
-        raise EngineFailed("the endpoint does not stream token by token")
-    held = sum(answer.prompt_tokens + answer.output_tokens / 2 for answer in answers)
-    return Decode(together, held, median(steps))
+    """Measure a step as what longer answers take longer.
+
+    Whatever comes before the first token then falls out, and so does what comes in bunches.
+    """
+    few = await asyncio.gather(*(endpoint.ask(context, _FEW) for _ in range(together)))
+    many = await asyncio.gather(*(endpoint.ask(context, _MANY) for _ in range(together)))
+    held = sum(answer.prompt_tokens for answer in many) + together * (_FEW + _MANY) / 2
+    step = (_mean_end(many) - _mean_end(few)) / (_MANY - _FEW)
+    return Decode(together, held, max(step, 1e-6))
 
 
-def _step(answer: Answer, begin: float, end: float) -> float:
-    """Return the mean time from a token to the next within a span; 0 when it cannot be told."""
-    within = [moment for moment in answer.chunks if begin <= moment <= end]
-    return (within[-1] - within[0]) / (len(within) - 1) if len(within) > 8 else 0.0
+def _mean_end(answers: Sequence[Answer]) -> float:
+    return fmean(answer.chunks[-1] - answer.sent for answer in answers)

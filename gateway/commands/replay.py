@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
         "--in-flight",
         type=positive,
         metavar="N",
-        help="requests in flight at an endpoint (as many of such as fit into its KV blocks)",
+        help="requests in flight at an endpoint (the least that make it as quick as it gets)",
     )
     option("--max-queue", type=positive, metavar="N", help="most that may wait (no limit)")
     option(

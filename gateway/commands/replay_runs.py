@@ -17,7 +17,7 @@ from forebay.scheduler.guards import GuardSettings
 from forebay.scheduler.twin import (
     Class,
     Settings,
-    fitting_limit,
+    enough_in_flight,
     make_guess,
     measure_capacity,
     scale_to,
@@ -167,7 +167,8 @@ def carry_out(plan: Plan, progress: Progress) -> Done:
     begun = time.perf_counter()
     runs: list[dict[str, Any]] = []
     for name, trace in plan.traces.items():
-        limit = plan.in_flight or fitting_limit(trace, plan.settings.profile)
+        progress.at(0, f"{name}: in flight")
+        limit = plan.in_flight or enough_in_flight(trace, plan.settings)
         settings = replace(plan.settings, max_in_flight=limit)
         what = f"{name}: capacity"
         capacity = measure_capacity(trace, settings, progress=lambda n, w=what: progress.at(n, w))

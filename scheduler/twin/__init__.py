@@ -7,7 +7,7 @@ settings and seed give the same run, byte for byte. May import scheduler, polici
 """
 
 from .guess import Guess, make_guess
-from .load import Capacity, fitting_limit, measure_capacity, scale_to
+from .load import Capacity, enough_in_flight, fitting_limit, measure_capacity, scale_to
 from .report import Report, summarise
 from .run import Class, Life, Settings, Twin, simulate
 
@@ -19,6 +19,7 @@ __all__ = [
     "Report",
     "Settings",
     "Twin",
+    "enough_in_flight",
     "fitting_limit",
     "make_guess",
     "measure_capacity",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _DEPTH = 64
 _FILLS = 10
 _KV_USE = 0.9
+_SAMPLE = 3000
+_GOOD = 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,25 @@ def fitting_limit(trace: Sequence[TraceRequest], profile: Profile) -> int:
     held = sum(r.output_tokens * (r.prompt_tokens + r.output_tokens / 2) for r in trace) / weight
     blocks = profile.num_blocks * profile.block_tokens
     return max(1, min(profile.max_num_seqs, int(_KV_USE * blocks / held)))
+
+
+def enough_in_flight(trace: Sequence[TraceRequest], settings: Settings) -> int:
+    """Return the least limit in flight with which the endpoints are as good as at their best.
+
+    More would only move the queue into the engines, where nobody can put it in order. Starts at
+    `fitting_limit` and halves, over a sample of the trace.
+    """
+    sample = trace[:: max(1, len(trace) // _SAMPLE)]
+    limit = fitting_limit(trace, settings.profile)
+    best, found = 0.0, limit
+    while limit:
+        made = replace(settings, max_in_flight=limit)
+        rate = measure_capacity(sample, made).requests_per_s
+        best = max(best, rate)
+        if rate < _GOOD * best:
+            break
+        found, limit = limit, limit // 2
+    return found
 
 
 def measure_capacity(

@@ -19,6 +19,7 @@ from forebay.scheduler.twin import (
     Class,
     Settings,
     Twin,
+    enough_in_flight,
     fitting_limit,
     make_guess,
     measure_capacity,
@@ -162,6 +163,16 @@ def test_the_limit_in_flight_is_what_the_blocks_hold() -> None:
     trace = [TraceRequest(0.0, 1000, 200)]
     assert fitting_limit(trace, replace(SMALL, num_blocks=1100, max_num_seqs=256)) == 14
     assert fitting_limit(trace, SMALL) == 8
+
+
+def test_no_more_are_in_flight_than_help() -> None:
+    # Nearly all of the work is prefill, which a few requests keep the engine busy with.
+    reading = [r._replace(prompt_tokens=2000, output_tokens=2) for r in some(300)]
+    writing = [r._replace(prompt_tokens=100, output_tokens=200) for r in some(300)]
+    settings = Settings(profile=replace(SMALL, max_num_seqs=64, num_blocks=16_000))
+
+    assert enough_in_flight(reading, settings) <= 16
+    assert enough_in_flight(writing, settings) == 64
 
 
 def test_what_can_never_fit_is_refused_and_holds_up_nobody() -> None:
