@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING
 from forebay.adapters.base import Load, Target, Verdict
 from forebay.adapters.registry import ADAPTERS
 from forebay.policies.contracts import EndpointView, InvalidRequest, Overloaded
-from forebay.scheduler.build import make_dispatcher
+from forebay.scheduler.build import journal_head, make_dispatcher
 from forebay.scheduler.cost import Cost
 from forebay.scheduler.health import Health, HealthSettings, State
 from forebay.scheduler.retry import RetryBudget
 from forebay.scheduler.window_adaptive import AdaptiveWindow
 
 from .prefix import PoolPrefix
-from .scheduling import Feedback, predictor_of, priority_of, scheduling_of, window_of
+from .scheduling import (
+    Feedback,
+    JournalFile,
+    predictor_of,
+    priority_of,
+    scheduling_of,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -166,6 +173,8 @@ class Pool:
         self._prefix_section = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
+        journal = section.scheduling.journal
+        self._journal = None if journal is None else JournalFile(journal)
         self._settings: Scheduling = scheduling_of(section, classes=False)
         self.dispatcher: Dispatcher = self._make_dispatcher()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
@@ -300,7 +309,7 @@ class Pool:
         if others is None:
             return
         for placement in others.recalled:
-            relay = None if self.recallable is None else self.recallable.pop(placement.request.id)
+            relay = (self.recallable or {}).pop(placement.request.id, None)
             if relay is not None:
                 self.waiting[placement.request.id] = relay
                 relay.recalled()
@@ -318,7 +327,10 @@ class Pool:
                 relay.expired(now)
 
     def _make_dispatcher(self) -> Dispatcher:
-        section = self.section
+        section, journal = self.section, self._journal
+        if journal is not None:
+            head = journal_head(self._settings, pool=self.name, seed=self._seed, cost=self._cost)
+            journal.begin(head)
         return make_dispatcher(
             self._settings,
             pool=self.name,
@@ -328,7 +340,15 @@ class Pool:
             cost=self._cost,
             uncached=None if self.prefix is None else self.prefix.uncached,
             score=None if self.prefix is None else self.prefix.score,
+            journal=None if journal is None else journal.write,
         )
+
+    def _end_journal(self) -> None:
+        """Close the journal where another core goes on in the middle of things."""
+        if self._journal is not None and (self.dispatcher.in_flight or self.dispatcher.queued):
+            self._journal.close()
+            self._journal = None
+            logger.info("journal ended by a reload", extra={"pool": self.name})
 
     def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
         """Take a section's order; what waits and runs goes on under it."""
@@ -336,6 +356,7 @@ class Pool:
             self.length = predictor_of(section)
         if settings != self._settings or section.prefix != self._prefix_section:
             self._settings = settings
+            self._end_journal()
             self.prefix, self._prefix_section = prefix_of(section), section.prefix
             before, self.dispatcher = self.dispatcher, self._make_dispatcher()
             self.dispatcher.take_over(before)
@@ -411,6 +432,8 @@ class Pool:
                     self.moved(endpoint, change, now)
             self.refresh(endpoint, now)
         self.dispatcher.tick(now)
+        if self._journal is not None:
+            self._journal.flush()
         deadline = self.dispatcher.next_deadline
         if deadline is not None and deadline <= now:
             self._expired(self.dispatcher.expire(now), now)

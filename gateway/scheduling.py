@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Charged
+from forebay.policies.contracts import Charged, ConfigError
 from forebay.scheduler.admission import TABLE, Watermark, WatermarkSettings
 from forebay.scheduler.build import DoubleQueueSettings, Scheduling
 from forebay.scheduler.guards import GuardSettings
@@ -68,6 +69,25 @@ def predictor_of(section: sections.Pool) -> LengthPredictor:
 def priority_of(request: Request) -> int:
     """Return the priority that engines are told: lower is more urgent, 0 is no class's."""
     return -request.sla_rank
+
+
+class JournalFile:
+    """The file that a pool's journal goes to, begun anew with each dispatcher."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file = Path(path).open("wb", buffering=1 << 18)  # noqa: SIM115 - closed by a reload
+        except OSError as error:
+            raise ConfigError(f"cannot write the journal {path!r}: {error.strerror}") from error
+        self.write = self._file.write
+        self.flush = self._file.flush
+        self.close = self._file.close
+
+    def begin(self, head: bytes) -> None:
+        """Forget what was written, and write the first line."""
+        self._file.seek(0)
+        self._file.truncate()
+        self.write(head)
 
 
 class Feedback:

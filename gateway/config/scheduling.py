@@ -148,3 +148,9 @@ class Scheduling(Section):
     engine_priority: bool = Field(
         default=False, description="tell engines the class's rank as priority; they must take it"
     )
+    journal: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file that each event and decision is written to, from the start until a "
+        "reload changes the order; to find out why, it costs time",
+    )
