@@ -31,7 +31,7 @@ class PoolPrefix:
         self.section = section
         self.index = Index()
         self.learned = Learned(self.index, capacity_blocks=section.capacity_blocks)
-        self.score = StickyUntilSaturated(self.index, section.saturated_tokens)
+        self.score = StickyUntilSaturated(self.index, section.block_tokens, section.stickiness)
         self.predicted_tokens = 0
         """Of predicted hits, where requests were placed."""
         self._block_bytes = section.block_tokens * BYTES_PER_TOKEN
@@ -69,6 +69,8 @@ class PoolPrefix:
             return
         held = self.index.match(request.blocks).get(placement.endpoint, 0)
         hit = self._tokens(held, request.prompt_tokens_estimate)
+        left = request.prompt_tokens_estimate - hit
+        self.score.work.add(placement.endpoint, left, placement.placed)
         self._expected[request.id] = hit
         self.predicted_tokens += hit
         self.learned.placed(placement.endpoint, request.blocks)
@@ -89,6 +91,7 @@ class PoolPrefix:
     def forget(self, endpoint: str) -> None:
         """Expect nothing of an endpoint any more."""
         self.learned.forget(endpoint)
+        self.score.work.forget(endpoint)
 
     def _tokens(self, blocks: int, prompt_tokens: int) -> int:
         return min(blocks * self.section.block_tokens, prompt_tokens)

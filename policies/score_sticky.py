@@ -1,11 +1,10 @@
-"""Follow the prefix: the endpoint with the longest hit, until it is saturated."""
+"""Follow the prefix, until the endpoint that holds it has had too much of the work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import exp
 from typing import TYPE_CHECKING
-
-from .score_least_tokens import LeastTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,37 +13,61 @@ if TYPE_CHECKING:
 
     from .contracts import EndpointView, Request
 
+_SCALE = 1000.0
+"""The cost that scores one half; which endpoint is best does not depend on it."""
+
+
+class RecentWork:
+    """Prefill work that went to each endpoint lately: tokens, fading with time."""
+
+    __slots__ = ("_fade_s", "_work")
+
+    def __init__(self, fade_s: float = 60.0) -> None:
+        """`fade_s` is the time in which work fades to 1/e."""
+        self._fade_s = fade_s
+        self._work: dict[str, tuple[float, float]] = {}
+
+    def add(self, endpoint: str, tokens: int, now: float) -> None:
+        """Note work that goes to an endpoint now."""
+        self._work[endpoint] = (self.get(endpoint, now) + tokens, now)
+
+    def get(self, endpoint: str, now: float) -> float:
+        """Return what of it has not faded."""
+        tokens, at = self._work.get(endpoint, (0.0, now))
+        return tokens * exp((at - now) / self._fade_s) if now > at else tokens
+
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that left."""
+        self._work.pop(endpoint, None)
+
 
 @dataclass(slots=True)
 class StickyUntilSaturated:
-    """Prefers whoever holds most of the prompt while it has few tokens in flight.
+    """Prefers the endpoint where the least is left to prefill, weighed against its recent work.
 
-    After that it is the least loaded. When not to use it: prompts that share nothing (it costs a lookup and decides as `least_tokens`),
-    or one prefix so hot that every endpoint should hold it from the start (it spreads only when an
-    endpoint saturates, and warms the next one then).
+    An endpoint's cost is `stickiness` times what it would have to prefill, plus the tokens in
+    flight there and its recent prefill work. So a long hit is followed until its holder has had that much
+    more to do than the others; then another takes over and holds the prefix, too.
+
+    When not to use it: prompts that have nothing in common, which it spreads by recent prefill work
+    at the price of a lookup.
     """
 
     index: Index
-    saturated_tokens: int = 16_000
-    """Predicted tokens in flight past which a hit is not worth the wait: what an engine prefills
-    within its TTFT target."""
-    fallback: LeastTokens = field(default_factory=LeastTokens)
+    block_tokens: int
+    stickiness: float = 16.0
+    work: RecentWork = field(default_factory=RecentWork)
     name: str = "sticky_until_saturated"
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
     ) -> Sequence[float]:
-        """Rate the endpoints: above one half are those that the prefix calls for."""
-        loads = self.fallback(request, endpoints, now)
-        if not request.blocks:
-            return loads
-        hits = self.index.match(request.blocks)
-        best = max((hits.get(e.name, 0) for e in endpoints), default=0)
-        if not best:
-            return loads
-        return [
-            load / 2 + 0.5
-            if hits.get(e.name) == best and e.in_flight_tokens <= self.saturated_tokens
-            else load / 2
-            for e, load in zip(endpoints, loads, strict=True)
-        ]
+        """Rate the endpoints."""
+        hits = self.index.match(request.blocks) if request.blocks else {}
+        prompt, work = request.prompt_tokens_estimate, self.work.get
+        scores: list[float] = []
+        for e in endpoints:
+            uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
+            cost = self.stickiness * uncached + e.in_flight_tokens + work(e.name, now)
+            scores.append(_SCALE / (_SCALE + cost))
+        return scores

@@ -24,11 +24,11 @@ class Prefix(Section):
     capacity_blocks: Count = Field(
         default=50_000, ge=64, description="most blocks that an endpoint is expected to hold"
     )
-    saturated_tokens: Count = Field(
-        default=16_000,
-        ge=1,
-        description="predicted tokens in flight at an endpoint past which a hit there is not worth "
-        "the wait",
+    stickiness: float = Field(
+        default=16.0,
+        ge=0,
+        le=1000,
+        description="how many tokens of an endpoint's recent work one cached token outweighs",
     )
     shared: bool = Field(
         default=False,

@@ -1,8 +1,8 @@
 """Replays a trace with known blocks over several prefix caches: what each placement policy hits.
 
-Pure. Each endpoint is an LRU cache of blocks that prefills one prompt after the other; a request is
-in flight until its output tokens are decoded, all at once. That is what the policies see as load.
-The index that `sticky` asks is the one that runs live, learning from placements.
+Pure. Each endpoint is an LRU cache of blocks; a request is in flight for as long as its uncached
+tokens take to prefill and its output tokens to decode, which is what the policies see as load. The
+index that `sticky` asks is the one that runs live, learning from placements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zlib import crc32
 from forebay.policies.contracts import EndpointView, Request, Route
 from forebay.policies.pick import Seeded
 from forebay.policies.score_least_tokens import LeastTokens
-from forebay.policies.score_sticky import StickyUntilSaturated
+from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
 from forebay.prefixcache.index import Index
 from forebay.prefixcache.learned import Learned
 
@@ -93,13 +93,19 @@ def replay(  # noqa: PLR0913 - one run's settings, by name
     *,
     endpoints: int,
     blocks_per_endpoint: int,
-    saturated_tokens: int = 16_000,
+    stickiness: float = 16.0,
     speed: Speed | None = None,
     seed: int = 0,
 ) -> PrefixRun:
     """Replay a trace under one of POLICIES."""
     station = _Station(endpoints, blocks_per_endpoint, speed or Speed())
-    choose = _chooser(policy, station, saturated_tokens, Random(seed))  # noqa: S311 - ties
+    choose = _chooser(
+        policy,
+        station,
+        stickiness=stickiness,
+        block_tokens=requests[0].block_tokens if requests else 1,
+        rng=Random(seed),  # noqa: S311 - spreads ties
+    )
     for request in requests:
         station.take(request, choose)
     prompts = sum(request.prompt_tokens for request in requests) or 1
@@ -129,9 +135,7 @@ class _Station:
         self.hit_tokens = 0
         self._learned = Learned(self.index, capacity_blocks=blocks)
         self._caches = {name: LruCache(blocks) for name in names}
-        self.prefilling = dict.fromkeys(names, 0)
-        self._prefills: list[tuple[float, str, int]] = []
-        self._free_at = dict.fromkeys(names, 0.0)
+        self.work = RecentWork()
         self._under_way: list[tuple[float, int, EndpointView, int]] = []
         self._windows: dict[int, tuple[list[float], dict[str, int]]] = {}
         self._speed = speed
@@ -144,24 +148,19 @@ class _Station:
             _, _, view, tokens = heappop(self._under_way)
             view.in_flight -= 1
             view.in_flight_tokens -= tokens
-        while self._prefills and self._prefills[0][0] <= now:
-            _, name, tokens = heappop(self._prefills)
-            self.prefilling[name] -= tokens
         view = choose(request)
         chain = cast("tuple[BlockHash, ...]", request.hashes)
         held = self.index.match(chain).get(view.name, 0) * request.block_tokens
         self._learned.placed(view.name, chain)
+        self.work.add(view.name, max(0, request.prompt_tokens - held), now)
         hit = _hit(request, self._caches[view.name])
         self._learned.reported(view.name, predicted_tokens=held, cached_tokens=hit)
         self.hit_tokens += hit
         uncached = request.prompt_tokens - hit
         self._note(view, now, uncached)
-        begins = max(now, self._free_at[view.name])
-        first = self._free_at[view.name] = begins + uncached / self._speed.prefill_tokens_per_s
-        self.prefilling[view.name] += uncached
-        heappush(self._prefills, (first, view.name, uncached))
         self._count += 1
-        ends = first + request.output_tokens * self._speed.tpot_s
+        busy = uncached / self._speed.prefill_tokens_per_s
+        ends = now + busy + request.output_tokens * self._speed.tpot_s
         heappush(self._under_way, (ends, self._count, view, uncached))
         view.in_flight += 1
         view.in_flight_tokens += uncached
@@ -182,7 +181,7 @@ class _Station:
 
 
 def _chooser(
-    policy: str, station: _Station, saturated_tokens: int, rng: Random
+    policy: str, station: _Station, *, stickiness: float, block_tokens: int, rng: Random
 ) -> Callable[[TraceRequest], EndpointView]:
     views = station.views
     if policy == "round_robin":
@@ -191,7 +190,7 @@ def _chooser(
     if policy == "session_hash":
         return lambda request: views[crc32(_session(request)) % len(views)]
     least = LeastTokens()
-    sticky = StickyUntilSaturated(station.index, station.prefilling, saturated_tokens)
+    sticky = StickyUntilSaturated(station.index, block_tokens, stickiness, station.work)
     score = least if policy == "least_load" else sticky
     pick = Seeded()
 

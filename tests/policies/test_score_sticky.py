@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from forebay.policies.contracts import EndpointView, Request, Route
-from forebay.policies.score_least_tokens import LeastTokens
-from forebay.policies.score_sticky import StickyUntilSaturated
+from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
 from forebay.prefixcache.index import Index
 
 if TYPE_CHECKING:
@@ -39,9 +38,13 @@ def view(name: str, tokens: int = 0) -> EndpointView:
 
 
 def best(
-    score: StickyUntilSaturated, *views: EndpointView, blocks: tuple[BlockHash, ...] = CHAIN
+    score: StickyUntilSaturated,
+    *views: EndpointView,
+    blocks: tuple[BlockHash, ...] = CHAIN,
+    now: float = 0.0,
 ) -> str:
-    scores = score(request(blocks), views, 0.0)
+    scores = score(request(blocks), views, now)
+    assert all(0 < rating <= 1 for rating in scores)
     return views[max(range(len(views)), key=lambda i: scores[i])].name
 
 
@@ -50,15 +53,26 @@ def score() -> StickyUntilSaturated:
     index = Index()
     index.store("a", CHAIN)
     index.store("b", CHAIN[:2])
-    return StickyUntilSaturated(index, saturated_tokens=1000)
+    return StickyUntilSaturated(index, block_tokens=25)
 
 
 def test_the_longest_hit_wins_over_an_idle_endpoint(score: StickyUntilSaturated):
-    assert best(score, view("a", 900), view("b"), view("c")) == "a"
+    assert best(score, view("a", 500), view("b"), view("c")) == "a"
 
 
-def test_a_saturated_holder_gives_way_to_the_least_loaded(score: StickyUntilSaturated):
-    assert best(score, view("a", 1001), view("b", 500), view("c", 10)) == "c"
+def test_a_holder_with_too_much_in_flight_gives_way(score: StickyUntilSaturated):
+    assert best(score, view("a", 1700), view("b", 1700), view("c", 10)) == "c"
+
+
+def test_a_holder_that_has_had_most_of_the_work_gives_way(score: StickyUntilSaturated):
+    score.work.add("a", 1700, now=0.0)
+    score.work.add("b", 1700, now=0.0)
+    assert best(score, view("a"), view("b"), view("c")) == "c"
+
+
+def test_old_work_fades(score: StickyUntilSaturated):
+    score.work.add("a", 1700, now=0.0)
+    assert best(score, view("a"), view("c"), now=60.0) == "a"
 
 
 def test_of_two_holders_the_less_loaded_is_taken(score: StickyUntilSaturated):
@@ -67,11 +81,17 @@ def test_of_two_holders_the_less_loaded_is_taken(score: StickyUntilSaturated):
 
 
 def test_the_longest_hit_among_those_that_may_serve_it_counts(score: StickyUntilSaturated):
-    assert best(score, view("b", 900), view("c")) == "b"
+    assert best(score, view("b", 500), view("c")) == "b"
 
 
-def test_without_a_hit_or_a_prompt_it_is_the_least_load(score: StickyUntilSaturated):
-    views = (view("a", 900), view("c", 10))
+def test_without_a_hit_the_one_with_least_to_do_is_taken(score: StickyUntilSaturated):
     for blocks in ((), cast("tuple[BlockHash, ...]", (9,))):
-        asked = request(blocks)
-        assert score(asked, views, 0.0) == LeastTokens()(asked, views, 0.0)
+        assert best(score, view("a", 900), view("c", 10), blocks=blocks) == "c"
+
+
+def test_forgotten_work_counts_no_more():
+    work = RecentWork(fade_s=10.0)
+    work.add("a", 100, now=0.0)
+    assert work.get("a", 10.0) == pytest.approx(36.8, abs=0.1)
+    work.forget("a")
+    assert work.get("a", 10.0) == 0.0

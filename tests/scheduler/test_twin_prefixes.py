@@ -1,0 +1,83 @@
+"""Prefix caches on a trace: what each placement hits, against caches one knows the answer of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forebay.gateway.cli import main
+from forebay.scheduler.traces import TraceRequest
+from forebay.scheduler.twin.prefixes import POLICIES, LruCache, replay, working_set
+
+
+def sessions(number: int, turns: int) -> list[TraceRequest]:
+    """Make sessions that share two blocks and grow by one a turn, in turn."""
+    requests: list[TraceRequest] = []
+    for turn in range(turns):
+        for session in range(number):
+            own = tuple(1000 * (session + 1) + n for n in range(turn + 1))
+            blocks = (1, 2, *own)
+            requests.append(
+                TraceRequest(
+                    arrival_s=float(len(requests)),
+                    prompt_tokens=len(blocks) * 100,
+                    output_tokens=1,
+                    session=str(session),
+                    hashes=blocks,
+                    block_tokens=100,
+                )
+            )
+    return requests
+
+
+TRACE = sessions(12, 6)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_placement_hits_more_than_an_endless_cache(policy: str):
+    run = replay(TRACE, policy, endpoints=4, blocks_per_endpoint=working_set(TRACE))
+    assert 0 < run.hit_token_share <= run.infinite_shared_share
+
+
+def test_following_the_prefix_hits_nearly_what_an_endless_cache_does_and_more_than_the_others():
+    runs = {
+        policy: replay(TRACE, policy, endpoints=4, blocks_per_endpoint=working_set(TRACE))
+        for policy in POLICIES
+    }
+    sticky = runs["sticky_until_saturated"]
+    assert sticky.hit_token_share > 0.9 * sticky.infinite_shared_share
+    assert sticky.hit_token_share > runs["least_load"].hit_token_share
+    assert sticky.hit_token_share > runs["round_robin"].hit_token_share
+
+
+def test_the_same_seed_gives_the_same_run():
+    one, other = (
+        replay(TRACE, "least_load", endpoints=4, blocks_per_endpoint=20, seed=3) for _ in range(2)
+    )
+    assert one == other
+
+
+def test_a_full_cache_gives_up_the_ends_of_old_prompts_first():
+    cache = LruCache(3)
+    assert [cache.use((1, 2, 3)), cache.use((1, 9)), cache.use((1, 2, 3))] == [0, 1, 2]
+
+
+def test_the_command_prints_the_documented_json(
+    tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+):
+    from pathlib import Path
+
+    path = Path(str(tmp_path)) / "trace.jsonl"
+    rows = [
+        {"timestamp": n * 1000, "input_length": 1024, "output_length": 5, "hash_ids": [0, n % 3]}
+        for n in range(30)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["prefix", "replay", str(path), "--endpoints", "2", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["policy"] for run in runs] == list(POLICIES)
+    assert set(runs[0]) == {
+        *("trace", "policy", "endpoints", "blocks_per_endpoint", "hit_token_share"),
+        *("infinite_shared_share", "one_cache_share", "load_p95_max_over_mean"),
+    }
