@@ -46,8 +46,8 @@ class StickyUntilSaturated:
     """Prefers the endpoint where the least is left to prefill, weighed against its recent work.
 
     An endpoint's cost is `stickiness` times what it would have to prefill, plus the tokens in
-    flight there and its recent prefill work. So a long hit is followed until its holder has had that much
-    more to do than the others; then another takes over and holds the prefix, too.
+    flight there and its recent prefill work. So a long hit is followed until its holder has had
+    that much more to do than the others; then another takes over and holds the prefix, too.
 
     When not to use it: prompts that have nothing in common, which it spreads by recent prefill work
     at the price of a lookup.
