@@ -271,6 +271,7 @@ class Process:
             listening=self._listening,
             draining=self._draining,
             loop_pause_max_s=self._watch.longest,
+            chores_dropped=self._chores.dropped,
             log_lines_dropped=self._writer.dropped,
             traces_dropped=self.telemetry.spans.dropped if self.telemetry.spans else 0,
             quota=self._metering.status({tenant.name for tenant in self.config.tenants}),

@@ -140,6 +140,9 @@ LOOP_PAUSE = _histogram(
 LOOP_PAUSE_MAX = _gauge(
     "forebay_loop_pause_max_seconds", (), "the longest pause of the last 30 to 60 s"
 )
+CHORES_DROPPED = _counter(
+    "forebay_chores_dropped_total", (), "aborts and the like not done since too many waited"
+)
 LOG_DROPPED = _counter(
     "forebay_log_lines_dropped_total", (), "log lines lost since their reader was too slow"
 )

@@ -95,6 +95,7 @@ def _gauges(snapshot: Snapshot) -> Iterator[Family]:
         (catalog.LOOP_PAUSE_MAX, snapshot.loop_pause_max_s),
     ):
         yield _gauge(metric, {(): value})
+    yield _counter(catalog.CHORES_DROPPED, {(): snapshot.chores_dropped})
     yield _counter(catalog.LOG_DROPPED, {(): snapshot.log_lines_dropped})
     yield _counter(catalog.TRACES_DROPPED, {(): snapshot.traces_dropped})
     yield from _quota(snapshot.quota)

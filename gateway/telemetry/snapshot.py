@@ -88,6 +88,7 @@ class Snapshot:
     listening: bool = True
     draining: bool = False
     loop_pause_max_s: float = 0.0
+    chores_dropped: int = 0
     log_lines_dropped: int = 0
     traces_dropped: int = 0
     quota: QuotaStatus = QuotaStatus()

@@ -299,6 +299,7 @@ SNAPSHOT = Snapshot(
     config_ok=False,
     draining=True,
     loop_pause_max_s=0.02,
+    chores_dropped=2,
     log_lines_dropped=4,
     version="0.1.0",
 )
@@ -311,7 +312,7 @@ def test_gauges_come_from_the_snapshot():
         for name in (
             *("queue_requests", "queue_oldest_seconds", "endpoint_in_flight_requests"),
             *("client_connections", "config_ok", "ready", "draining", "build_info"),
-            *("loop_pause_max_seconds", "log_lines_dropped_total"),
+            *("loop_pause_max_seconds", "chores_dropped_total", "log_lines_dropped_total"),
         )
     }
     assert found == {
@@ -324,6 +325,7 @@ def test_gauges_come_from_the_snapshot():
         "draining": {(): 1},
         "build_info": {("0.1.0",): 1},
         "loop_pause_max_seconds": {(): 0.02},
+        "chores_dropped_total": {(): 2},
         "log_lines_dropped_total": {(): 4},
     }
 
