@@ -425,8 +425,9 @@ class App:
 
     def stripped(self, inbound: Inbound, fields: Iterable[str]) -> None:
         """Count control fields that a caller sent and that went no further."""
+        sent = inbound.body.names
         for field in fields:
-            if field in inbound.call.members:
+            if field in sent:
                 self.observer.stripped(inbound.pool.name, field)
 
     def settled(self, inbound: Inbound, outcome: Outcome, seen: Seen | None) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from forebay.policies.contracts import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _BOUNDARY = re.compile(
     rb"multipart/form-data *+;(?:.*;)? *+"
@@ -57,6 +57,11 @@ class Form:
         """Always empty: a form has no JSON members."""
         self._boundary = boundary
         self._parts = parts
+
+    @property
+    def names(self) -> Collection[str]:
+        """The fields that it has."""
+        return {part.name for part in self._parts}
 
     def get(self, key: str) -> str | None:
         """Return a field's text; None when it is absent or not UTF-8."""

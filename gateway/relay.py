@@ -190,7 +190,7 @@ class Relay:
         if inbound.bound is not None:
             members = {**inbound.bound, **members}
         body = inbound.body.splice(members, translation.drop)
-        if translation.drop:
+        if translation.drop and outcome.attempts == 1:
             self._app.stripped(inbound, translation.drop)
         headers = inbound.headers(translation.headers)
         self._kind, self._events = _NONE, None

@@ -19,7 +19,7 @@ import msgspec
 from forebay.policies.contracts import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _WHITE = b" \t\r\n"
 _SKIP = re.compile(rb"[ \t\r\n]*+")
@@ -52,6 +52,11 @@ class Body:
         self.raw = raw
         self.members = members
         self.spans = spans
+
+    @property
+    def names(self) -> Collection[str]:
+        """The top-level members that it has."""
+        return self.members.keys()
 
     def get(self, key: str) -> Any:
         """Decode one member; None when absent or null.

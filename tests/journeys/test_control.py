@@ -170,6 +170,23 @@ def test_unknown_fields_of_model_behaviour_pass_as_they_came(go: Go, kit: Kit):
     go(main())
 
 
+def test_a_field_taken_out_again_for_a_retry_is_counted_once(go: Go, kit: Kit):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole({"error": "broken"}, status=500), kind="vllm") as broken,
+            kit.engine(kit.whole(OK), kind="vllm") as good,
+        ):
+            sections = [broken.section("e0"), good.section("e1")]
+            async with kit.running(kit.config(sections)) as gateway:
+                for _ in range(4):
+                    answer = await gateway.ask(kit.post(kit.chat(priority=1)))
+                    assert answer.status == 200
+                assert broken.requests
+                assert gateway.spy.stripped_fields == ["priority"] * 4
+
+    go(main())
+
+
 def test_a_form_loses_its_control_fields_too(go: Go, kit: Kit):
     async def main() -> None:
         async with (
@@ -189,6 +206,7 @@ def test_a_form_loses_its_control_fields_too(go: Go, kit: Kit):
             assert (await gateway.ask(data)).status == 200
             assert CANARY.encode() not in scripted.requests[0]
             assert scripted.bodies[0] == body.replace(parts[1].encode(), b"")
+            assert gateway.spy.stripped_fields == ["priority"]
 
     go(main())
 
