@@ -12,8 +12,8 @@ norm (`lse`), a *split* one piece of a sequence that its own program works on, a
 splits of one step.
 """
 
-from importlib import import_module
-from typing import Any
+import importlib
+import typing
 
 # A name here is defined in the module beside it; `__all__` repeats them for readers.
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "write_cache": "attention.kv_write",
 }
 
-__all__ = [
+__all__: list[str] = [
     "DecodeConfig",
     "MlaConfig",
     "PagedCache",
@@ -53,11 +53,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     """Fetch a public name from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -515,6 +515,7 @@ def paged_decode(
     block_v = next_power_of_2(value_dim)
     # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
     words = cache.is_quantised and config.block_m < 64 and compute is tl.float16
+    words = words and value_dim % 4 == 0
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
     decode_split_kernel[grid](
         query, cache.key, cache.value, key_scale, value_scale, out, lse,
