@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
+from math import inf, nextafter
 from random import Random
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -59,12 +60,21 @@ class Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
+    """Timers of one moment go off in the order in which they were set: asyncio promises none."""
+
     def __init__(self) -> None:
         self.clock = Jumping()
+        self._moments: set[float] = set()
         super().__init__(self.clock)
 
     def time(self) -> float:
         return self.clock.now
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        while when in self._moments:
+            when = nextafter(when, inf)
+        self._moments.add(when)
+        return super().call_at(when, callback, *args, context=context)
 
 
 class Caller(asyncio.Transport):
