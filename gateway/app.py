@@ -208,7 +208,7 @@ class App:
             request_id=request_id,
             pool="",
             route=_template(path),
-            tenant="",
+            tenant="" if message is None else getattr(message.tenant, "name", ""),
             status=error.status,
             finish=Finish.REJECTED,
             error=error.code,

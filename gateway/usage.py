@@ -52,7 +52,7 @@ def as_table(rows: Sequence[Row]) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.5f}" if isinstance(value, float) else str(value)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

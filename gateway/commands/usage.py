@@ -75,19 +75,21 @@ def _rows(arguments: argparse.Namespace) -> Sequence[Row]:
     since = day_number(arguments.since) if arguments.since else 0
     if arguments.ledger is not None:
         return _read(arguments.ledger, tenants, since)
-    return _kept(load.read(arguments.config), tenants, since)
+    return _kept(arguments.config, load.read(arguments.config), tenants, since)
 
 
-def _kept(config: Config, tenants: list[str] | None, since: int) -> Sequence[Row]:
+def _kept(file: Path, config: Config, tenants: list[str] | None, since: int) -> Sequence[Row]:
     """Read the ledger that a configuration names."""
+    from forebay.gateway.quota.metering import ledger_path
     from forebay.policies.contracts import ForebayError
 
-    state = config.state
-    if state.ledger is not None:
-        return _read(Path(state.ledger), tenants, since)
-    if state.url is None:
-        raise ForebayError("this configuration keeps no ledger; set state.ledger or state.url")
-    return _in_redis(state.url.get_secret_value(), [t.name for t in config.tenants], tenants, since)
+    if config.state.url is not None:
+        known = [tenant.name for tenant in config.tenants]
+        return _in_redis(config.state.url.get_secret_value(), known, tenants, since)
+    ledger = ledger_path(config, file)
+    if ledger is None:
+        raise ForebayError("without tenants no usage is kept; add some, or set state.ledger")
+    return _read(ledger, tenants, since)
 
 
 def _read(file: Path, tenants: list[str] | None, since: int) -> Sequence[Row]:

@@ -14,11 +14,15 @@ import pytest
 
 from forebay.gateway.cli import main
 from forebay.gateway.config import load
-from forebay.gateway.keys import Keys
+from forebay.gateway.keys import Keys, digest_of
 from forebay.gateway.quota.ledger import SqliteBook
+from forebay.gateway.quota.ledger_redis import RedisBook
+from forebay.gateway.quota.metering import LEDGER_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.conftest import RedisServer
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -42,6 +46,10 @@ ROWS: list[dict[str, Any]] = [
         "cost": 0.0,
     },
 ]
+SUMS = {
+    ("acme", "m", 20261101): [2, 30, 16, 5, 250_000_000],
+    ("other", "m", 20261102): [1, 7, 0, 3, 0],
+}
 GOOD = "version: 1\npools: [{name: p, models: [m], endpoints: [{name: e, engine: sim}]}]\n"
 
 
@@ -50,11 +58,7 @@ def ledger(tmp_path: Path) -> Path:
     file = tmp_path / "usage.sqlite"
     book = SqliteBook(file)
     book.prepare()
-    sums = {
-        ("acme", "m", 20261101): [2, 30, 16, 5, 250_000_000],
-        ("other", "m", 20261102): [1, 7, 0, 3, 0],
-    }
-    asyncio.run(book.write("batch", sums))
+    asyncio.run(book.write("batch", SUMS))
     return file
 
 
@@ -77,9 +81,9 @@ def test_usage_comes_as_csv(ledger: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_usage_comes_as_a_table(ledger: Path, capsys: pytest.CaptureFixture[str]):
     assert printed(capsys, "--ledger", str(ledger)).splitlines() == [
-        "tenant  model  day         requests  prompt_tokens  cached_tokens  output_tokens    cost",
-        "acme    m      2026-11-01         2             30             16              5  0.2500",
-        "other   m      2026-11-02         1              7              0              3  0.0000",
+        "tenant  model  day         requests  prompt_tokens  cached_tokens  output_tokens     cost",
+        "acme    m      2026-11-01         2             30             16              5  0.25000",
+        "other   m      2026-11-02         1              7              0              3  0.00000",
     ]
 
 
@@ -102,12 +106,37 @@ def test_usage_of_one_tenant_or_from_a_day_on(
     assert json.loads(said) == {"rows": rows}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["state: {ledger: usage.sqlite}", f"tenants: [{{name: a, keys: ['{digest_of('fb_x')}']}}]"],
+)
 def test_a_configuration_says_where_its_ledger_is(
-    ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ):
     file = tmp_path / "forebay.yaml"
-    file.write_text(f"{GOOD}state: {{ledger: {ledger}}}\n")
+    file.write_text(f"{GOOD}{text}\n")
+    if "ledger" not in text:
+        ledger.rename(tmp_path / LEDGER_FILE)
     assert json.loads(printed(capsys, "-c", str(file), "--json")) == {"rows": ROWS}
+
+
+def test_a_configuration_with_redis_has_its_ledger_there(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    async def write() -> None:
+        book = RedisBook(redis_server.url, ["acme", "other"])
+        await book.write("batch", SUMS)
+        await book.close()
+
+    asyncio.run(write())
+    file = tmp_path / "forebay.yaml"
+    entries = [f"{{name: {name}, keys: ['{digest_of(name * 2)}']}}" for name in ("acme", "other")]
+    file.write_text(
+        f"{GOOD}state: {{url: '{redis_server.url}'}}\ntenants: [{', '.join(entries)}]\n"
+    )
+    assert json.loads(printed(capsys, "-c", str(file), "--json")) == {"rows": ROWS}
+    one = printed(capsys, "-c", str(file), "--json", "--tenant", "acme")
+    assert json.loads(one) == {"rows": ROWS[:1]}
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -74,6 +74,8 @@ def test_a_refusal_tells_of_the_tenants_own_limit_only(go: Go, kit: Kit):
             await ask(gateway, kit, ACME)
             answer = await ask(gateway, kit, ACME)
             assert answer.status == 429
+            refused = gateway.outcomes[-1]
+            assert (refused.tenant, refused.error) == ("acme", "rate_limit_exceeded")
             assert 1 <= int(answer.headers["retry-after"]) <= 62
             assert answer.headers["x-ratelimit-limit-requests"] == "1"
             assert "other" not in answer.body.decode()
