@@ -170,6 +170,7 @@ class Pool:
         self.recallable: dict[str, Relay] | None = None
         """Placed streams without a byte, by request id, where a higher class may call them back."""
         self.length: LengthPredictor = predictor_of(section)
+        self.predicts = section.scheduling.predictor != "none"
         self._prefix_section = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
@@ -354,6 +355,7 @@ class Pool:
         """Take a section's order; what waits and runs goes on under it."""
         if predictor_of(section).__class__ is not self.length.__class__:
             self.length = predictor_of(section)
+            self.predicts = section.scheduling.predictor != "none"
         if settings != self._settings or section.prefix != self._prefix_section:
             self._settings = settings
             self._end_journal()

@@ -133,7 +133,7 @@ class Relay:
             received=request.arrived,
             bytes_in=request.body_bytes,
             sla=request.sla,
-            predicted_tokens=request.output_tokens_estimate,
+            predicted_tokens=request.output_tokens_estimate if inbound.pool.predicts else 0,
             trace=inbound.trace.traceparent,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .pools import shown_state
-from .telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
+from .telemetry.snapshot import EndpointStatus, PoolStatus, QueueStatus, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from forebay.scheduler.dispatch import Dispatcher
 
     from .pools import Endpoint, Pool
 
@@ -27,10 +29,28 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         queued=dispatcher.queued,
         queued_bytes=dispatcher.queued_bytes,
         oldest_wait_s=dispatcher.oldest_wait(now),
+        queue=_queue(dispatcher, now),
         prefix_blocks=None if prefix is None else len(prefix.index),
         prefix_predicted_tokens=0 if prefix is None else prefix.predicted_tokens,
         prefix_confirmed=0 if prefix is None else prefix.learned.confirmed,
         prefix_ghosts=0 if prefix is None else prefix.learned.ghosts,
+    )
+
+
+def _queue(dispatcher: Dispatcher, now: float) -> QueueStatus:
+    waiting, guards, admission = dispatcher.waiting, dispatcher.guards, dispatcher.admission
+    return QueueStatus(
+        waiting=tuple((sla, tenant, n) for (sla, tenant), n in waiting.counts.items()),
+        oldest_s=tuple((sla, max(0.0, now - came)) for sla, came in waiting.oldest().items()),
+        overdue=0 if guards is None else guards.overdue,
+        spread=getattr(dispatcher.ordering, "spread", None),
+        watermark=None if admission is None else admission.level,
+        forced=0 if guards is None else guards.forced,
+        recalls=dispatcher.recalls,
+        displaced=dispatcher.displaced,
+        gave_up=dispatcher.gave_up,
+        starved=0 if guards is None else guards.starved,
+        rank_changes=getattr(dispatcher.ordering, "rank_changes", 0),
     )
 
 

@@ -51,6 +51,16 @@ E2E = _histogram(
 QUEUE_WAIT = _histogram(
     "forebay_queue_wait_seconds", _POOL, "request received to placed on an endpoint"
 )
+CLASS_WAIT = _histogram(
+    "forebay_class_wait_seconds",
+    ("pool", "sla"),
+    "request received to placed on an endpoint, of requests of an SLA class",
+)
+PREDICTION_ERROR = _histogram(
+    "forebay_prediction_error_ratio",
+    _POOL,
+    "predicted less true output tokens over the true ones, without sign; whole answers only",
+)
 PROMPT_TOKENS = _counter("forebay_prompt_tokens_total", _TOKENS, "prompt tokens, as engines say")
 CACHED_TOKENS = _counter(
     "forebay_cached_tokens_total", _TOKENS, "prompt tokens that engines had cached"
@@ -126,6 +136,41 @@ PREFIX_HITS = _counter(
     "forebay_prefix_hits_total",
     ("pool", "outcome"),
     "predicted hits by what the engine then said: confirmed or ghost",
+)
+CLASS_QUEUED = _gauge(
+    "forebay_class_queue_requests", ("pool", "sla", "tenant"), "requests waiting, by whose"
+)
+CLASS_OLDEST = _gauge(
+    "forebay_class_oldest_seconds", ("pool", "sla"), "how long the oldest of a class has waited"
+)
+OVERDUE = _gauge("forebay_overdue_requests", _POOL, "requests waiting past their longest wait")
+SPREAD = _gauge(
+    "forebay_virtual_time_spread",
+    _POOL,
+    "cost over weight between the waiting tenants that got most and least; absent without turns",
+)
+WATERMARK = _gauge(
+    "forebay_watermark_level", _POOL, "watermarks in force, 0 is none; absent without watermarks"
+)
+FORCED = _counter(
+    "forebay_forced_dispatches_total", _POOL, "overdue requests put before the ordering's choice"
+)
+RECALLS = _counter(
+    "forebay_recalls_total", _POOL, "placements called back for a higher class before any byte"
+)
+DISPLACED = _counter(
+    "forebay_displaced_requests_total", _POOL, "waiting requests refused for a higher class"
+)
+GAVE_UP = _counter(
+    "forebay_gave_up_requests_total",
+    _POOL,
+    "waiting requests refused since they could not start in time",
+)
+STARVED = _counter(
+    "forebay_starved_requests_total", _POOL, "requests started after their time; must be 0"
+)
+RANK_CHANGES = _counter(
+    "forebay_rank_changes_total", _POOL, "waiting requests whose rank has changed"
 )
 CLIENT_CONNECTIONS = _gauge("forebay_client_connections", (), "open connections of callers")
 BUFFERED = _gauge("forebay_buffered_bytes", (), "bodies and answers held in memory")

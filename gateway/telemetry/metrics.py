@@ -18,6 +18,7 @@ from forebay.policies.contracts import Finish
 from . import catalog
 from .histogram import (
     E2E_BOUNDS,
+    ERROR_BOUNDS,
     PAUSE_BOUNDS,
     QUEUE_BOUNDS,
     TPOT_BOUNDS,
@@ -87,7 +88,10 @@ class _Tokens:
 class _Pool:
     """What is summed for a whole pool."""
 
-    __slots__ = ("e2e", "itl", "queue_wait", "received", "retries", "sent", "tpot", "ttft")
+    __slots__ = (
+        *("classes", "e2e", "itl", "prediction", "queue_wait", "received", "retries", "sent"),
+        *("tpot", "ttft"),
+    )
 
     def __init__(self) -> None:
         self.ttft = Histogram(TTFT_BOUNDS)
@@ -95,6 +99,9 @@ class _Pool:
         self.itl = Histogram(TPOT_BOUNDS)
         self.e2e = Histogram(E2E_BOUNDS)
         self.queue_wait = Histogram(QUEUE_BOUNDS)
+        self.classes: dict[str, Histogram] = {}
+        """Queue waits by SLA class."""
+        self.prediction = Histogram(ERROR_BOUNDS)
         self.received = 0
         self.sent = 0
         self.retries = 0
@@ -238,6 +245,17 @@ class Metrics:
             self._count_tokens(o)
         if o.sla:
             self._count_goodput(o)
+            self._count_wait(o, pool)
+        if o.predicted_tokens and output and finish is Finish.COMPLETED:
+            pool.prediction.observe(abs(o.predicted_tokens - output) / output)
+
+    def _count_wait(self, o: Outcome, pool: _Pool) -> None:
+        if o.placed is None or o.sla not in self._labels.targets:
+            return
+        waits = pool.classes.get(o.sla)
+        if waits is None:
+            waits = pool.classes[o.sla] = Histogram(QUEUE_BOUNDS)
+        waits.observe(max(0.0, o.placed - o.received))
 
     def _count_goodput(self, o: Outcome) -> None:
         targets = self._labels.targets.get(o.sla)
@@ -327,6 +345,9 @@ class Metrics:
         yield catalog.ITL, {(name,): pool.itl.copy() for name, pool in pools}
         yield catalog.E2E, {(name,): pool.e2e.copy() for name, pool in pools}
         yield catalog.QUEUE_WAIT, {(name,): pool.queue_wait.copy() for name, pool in pools}
+        yield catalog.PREDICTION_ERROR, {(name,): pool.prediction.copy() for name, pool in pools}
+        classes = [(name, sla, h) for name, pool in pools for sla, h in pool.classes.items()]
+        yield catalog.CLASS_WAIT, {(name, sla): h.copy() for name, sla, h in classes}
         yield catalog.LOOP_PAUSE, {(): self.loop_pause.copy()}
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .catalog import Metric
     from .histogram import HistogramCopy
     from .metrics import Copied, Labels
-    from .snapshot import EndpointStatus, QuotaStatus, Snapshot
+    from .snapshot import EndpointStatus, QueueStatus, QuotaStatus, Snapshot
 
 
 def render_text(accept: str, copied: Copied, snapshot: Snapshot) -> tuple[str, bytes]:
@@ -112,11 +112,35 @@ def _quota(quota: QuotaStatus) -> Iterator[Family]:
     yield _counter(catalog.USAGE_LOST, {(): quota.usage_lost})
 
 
+_QUEUE_GAUGES: tuple[tuple[Metric, Callable[[QueueStatus], float | None]], ...] = (
+    (catalog.OVERDUE, lambda q: q.overdue),
+    (catalog.SPREAD, lambda q: q.spread),
+    (catalog.WATERMARK, lambda q: q.watermark),
+)
+_QUEUE_COUNTERS: tuple[tuple[Metric, Callable[[QueueStatus], int]], ...] = (
+    (catalog.FORCED, lambda q: q.forced),
+    (catalog.RECALLS, lambda q: q.recalls),
+    (catalog.DISPLACED, lambda q: q.displaced),
+    (catalog.GAVE_UP, lambda q: q.gave_up),
+    (catalog.STARVED, lambda q: q.starved),
+    (catalog.RANK_CHANGES, lambda q: q.rank_changes),
+)
+
+
 def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
     pools = snapshot.pools
     yield _gauge(catalog.QUEUED, {(pool.name,): pool.queued for pool in pools})
     yield _gauge(catalog.QUEUED_BYTES, {(pool.name,): pool.queued_bytes for pool in pools})
     yield _gauge(catalog.OLDEST_WAIT, {(pool.name,): pool.oldest_wait_s for pool in pools})
+    waiting = {(p.name, sla, who): n for p in pools for sla, who, n in p.queue.waiting}
+    yield _gauge(catalog.CLASS_QUEUED, waiting)
+    oldest = {(p.name, sla): age for p in pools for sla, age in p.queue.oldest_s}
+    yield _gauge(catalog.CLASS_OLDEST, oldest)
+    for metric, read in _QUEUE_GAUGES:
+        values = {(pool.name,): read(pool.queue) for pool in pools}
+        yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})
+    for metric, count in _QUEUE_COUNTERS:
+        yield _counter(metric, {(pool.name,): count(pool.queue) for pool in pools})
     looking = [(pool.name, pool) for pool in pools if pool.prefix_blocks is not None]
     yield _gauge(catalog.PREFIX_BLOCKS, {(n,): float(p.prefix_blocks or 0) for n, p in looking})
     yield _counter(catalog.PREFIX_PREDICTED, {(n,): p.prefix_predicted_tokens for n, p in looking})

@@ -34,6 +34,25 @@ class EndpointStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What waits in a pool, and what was done to it since the dispatcher was made."""
+
+    waiting: tuple[tuple[str, str, int], ...] = ()
+    """SLA class, tenant, how many."""
+    oldest_s: tuple[tuple[str, float], ...] = ()
+    """SLA class, how long its oldest has waited."""
+    overdue: int = 0
+    spread: float | None = None
+    watermark: int | None = None
+    forced: int = 0
+    recalls: int = 0
+    displaced: int = 0
+    gave_up: int = 0
+    starved: int = 0
+    rank_changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """One pool and its queue."""
 
@@ -43,6 +62,7 @@ class PoolStatus:
     queued: int = 0
     queued_bytes: int = 0
     oldest_wait_s: float = 0.0
+    queue: QueueStatus = QueueStatus()
     prefix_blocks: int | None = None
     """Distinct blocks expected at endpoints; None where prefixes are not looked at."""
     prefix_predicted_tokens: int = 0

@@ -414,7 +414,7 @@ def test_names_follow_the_public_pattern():
     for metric in catalog.CATALOG:
         assert metric.name.startswith("forebay_")
         assert metric.name.endswith("_total") is (metric.kind == "counter")
-        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+        assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_ratio"))
 
 
 def test_every_metric_of_the_catalog_is_rendered():
