@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from .operations import CannotNow, NotThere, Operations
+from .operations import CannotNow, CannotReach, NotThere, Operations
 from .quota.ledger import day_number
 from .usage import as_csv
 
@@ -189,6 +189,8 @@ def _done(call: Call, work: Coroutine[Any, Any, T]) -> T:
         return call(work)
     except NotThere as error:
         raise HTTPException(404, str(error)) from None
+    except CannotReach as error:
+        raise HTTPException(503, str(error)) from None
     except CannotNow as error:
         raise HTTPException(409, str(error)) from None
     except TimeoutError:

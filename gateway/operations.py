@@ -36,6 +36,10 @@ class CannotNow(Exception):  # noqa: N818 - likewise
     """It cannot be done in the state that the gateway is in."""
 
 
+class CannotReach(CannotNow):
+    """What it needs is away; it may be back soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class TenantStatus:
     """One tenant, its plan's settings included."""

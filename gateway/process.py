@@ -21,7 +21,7 @@ from .chores import Chores
 from .keys import Keys
 from .local import LocalAnswers, Scrape
 from .messages import Limits
-from .operations import CannotNow, Operations
+from .operations import CannotNow, CannotReach, Operations
 from .protocol import Connections, HttpProtocol, Phase
 from .quota.metering import Metering
 from .quota.store import StoreAway
@@ -346,7 +346,7 @@ class Process:
         try:
             used = await self._metering.used(tenant)
         except StoreAway as error:
-            raise CannotNow("the shared counters cannot be reached") from error
+            raise CannotReach("the shared counters cannot be reached") from error
         if used is None:
             raise CannotNow("nothing is metered")
         return used
@@ -356,7 +356,7 @@ class Process:
         try:
             rows = await self._metering.usage(tenants, since)
         except StoreAway as error:
-            raise CannotNow("the ledger cannot be read") from error
+            raise CannotReach("the ledger cannot be read") from error
         if rows is None:
             raise CannotNow("no usage is kept")
         return rows

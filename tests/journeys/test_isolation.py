@@ -192,3 +192,19 @@ def test_the_admin_api_says_what_is_left_and_who_used_what(go: Go, kit: Kit, tmp
             assert second.startswith("acme,m,")
 
     go(main())
+
+
+def test_counters_that_are_away_are_said_so(go: Go, kit: Kit):
+    async def main() -> None:
+        settings = kit.config(
+            tenants=tenants(requests_per_minute=3), state={"url": "redis://127.0.0.1:1/0"}
+        )
+        async with kit.running(settings) as gateway, admin(gateway) as client:
+            assert (await ask(gateway, kit, ACME)).status == 200
+            for path in ("tenants/acme/limits", "usage"):
+                answer = await client.get(f"/admin/v1/{path}")
+                assert answer.status_code == 503
+                assert "cannot be" in answer.json()["error"]["message"]
+            assert (await client.get("/admin/v1/tenants")).status_code == 200
+
+    go(main())
