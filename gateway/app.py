@@ -46,9 +46,10 @@ from .tokens import Unverified, Verifying
 from .wire import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from forebay.gateway.config.sections import Config, Tenant
+    from forebay.prefixcache.blocks import BlockHash
 
     from .dialects import Seen
     from .intake import Inbound
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from .messages import Guest, Message, Responder
     from .meter import Meter
     from .pools import Endpoint, Pool
+    from .prefix import PoolPrefix
     from .telemetry.traces import RequestTrace, Tracing
 
 _ROUTES: dict[str, Route] = {route.value: route for route in Route}
@@ -328,14 +330,7 @@ class App:
         """Fill in the Request, the trace and the ids."""
         body, call, headers, pool = inbound.body, inbound.call, message.headers, inbound.pool
         self._sequence += 1
-        inbound.trace = self.observer.tracing.begin(headers.get(b"traceparent"))
-        inbound.shown_id = callers_id(headers.get(b"x-request-id")) or call.request_id
-        inbound.accept = headers.get(b"accept", b"*/*")[:_MAX_ACCEPT].decode("latin-1")
-        if inbound.trace.traceparent:
-            state = headers.get(b"tracestate", b"")
-            inbound.tracestate = state if len(state) <= _MAX_TRACESTATE else None
-        if call.route is Route.TRANSCRIPTIONS:
-            inbound.content_type = headers[b"content-type"].decode("latin-1")
+        self._take_headers(inbound, headers)
         prompt = len(message.body) // intake.BYTES_PER_TOKEN
         asked, standing = intake.output_limit(body), PLAIN
         terms = self._terms.get(inbound.tenant.name) if self._terms else None
@@ -355,10 +350,8 @@ class App:
         )
         uncached, blocks = prompt, ()
         if pool.prefix is not None:
-            salt = b"" if pool.prefix.section.shared else self._salt(inbound.tenant.name)
-            blocks = pool.prefix.blocks(call.route, body, model=model, salt=salt)
+            blocks = self._name_prefix(inbound, pool.prefix, model)
             uncached = prompt - pool.prefix.longest(blocks, prompt)
-            call.cache_salt = salt.hex() or None
         session = headers.get(b"x-forebay-session")
         if standing.timeouts is not None:
             inbound.timeouts = standing.timeouts.get(pool.name)
@@ -384,6 +377,25 @@ class App:
             sla_rank=standing.rank,
             longest_wait=standing.longest_wait,
         )
+
+    def _take_headers(self, inbound: Inbound, headers: Mapping[bytes, bytes]) -> None:
+        """Take over what goes on of a caller's headers."""
+        inbound.trace = self.observer.tracing.begin(headers.get(b"traceparent"))
+        inbound.shown_id = callers_id(headers.get(b"x-request-id")) or inbound.call.request_id
+        inbound.accept = headers.get(b"accept", b"*/*")[:_MAX_ACCEPT].decode("latin-1")
+        if inbound.trace.traceparent:
+            state = headers.get(b"tracestate", b"")
+            inbound.tracestate = state if len(state) <= _MAX_TRACESTATE else None
+        if inbound.call.route is Route.TRANSCRIPTIONS:
+            inbound.content_type = headers[b"content-type"].decode("latin-1")
+
+    def _name_prefix(
+        self, inbound: Inbound, prefix: PoolPrefix, model: str
+    ) -> tuple[BlockHash, ...]:
+        """Return the hashes of a prompt's blocks, and salt the engine's own."""
+        salt = b"" if prefix.section.shared else self._salt(inbound.tenant.name)
+        inbound.call.cache_salt = salt.hex() or None
+        return prefix.blocks(inbound.call.route, inbound.body, model=model, salt=salt)
 
     def _salt(self, tenant: str) -> bytes:
         """Return what keeps a tenant's prefixes apart; without tenants there is nothing to part."""

@@ -124,18 +124,41 @@ class Process:
     # -- starting --------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        config, loop = self.config, asyncio.get_running_loop()
+        server, loop = self.config.server, asyncio.get_running_loop()
         self._stopped, self._hurry = asyncio.Event(), asyncio.Event()
         self._chores = Chores()
+        self._observe(loop)
+        await self._assemble()
+        self.connections = Connections(self.app, limits_of(self.config), time.monotonic)
+        self._listener = await bind(
+            lambda: HttpProtocol(self.connections), server.host, server.port
+        )
+        self._listening = True
+        self._handle_signals(loop)
+        self._watch.start()
+        self._ticking = loop.create_task(self._tick())
+        self._watching = self._start_watcher(loop)
+        self._admin = self._start_admin()
+        gc.collect()
+        gc.freeze()
+        self._announce()
+
+    def _observe(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the telemetry."""
+        config = self.config
         labels = LabelSpace.from_config(config)
         metrics = Metrics(labels)
         self.telemetry = Telemetry(
             metrics, self._access_log(labels), self._spans(labels), sample=config.telemetry.sample
         )
         self._watch = LoopWatch(loop, metrics.loop_pause)
+
+    async def _assemble(self) -> None:
+        """Make the pools, the meter and the application."""
+        config = self.config
         self._assembly = Assembly(
             now=time.monotonic,
-            metrics=metrics,
+            metrics=self.metrics,
             changed=self.telemetry.transition,
             control=self._chores.put,
         )
@@ -157,20 +180,6 @@ class Process:
             now=time.monotonic,
             abort=self._assembly.abort,
         )
-        self.connections = Connections(self.app, limits_of(config), time.monotonic)
-        server = config.server
-        self._listener = await bind(
-            lambda: HttpProtocol(self.connections), server.host, server.port
-        )
-        self._listening = True
-        self._handle_signals(loop)
-        self._watch.start()
-        self._ticking = loop.create_task(self._tick())
-        self._watching = self._start_watcher(loop)
-        self._admin = self._start_admin()
-        gc.collect()
-        gc.freeze()
-        self._announce()
 
     def _access_log(self, labels: LabelSpace) -> AccessLog | None:
         return AccessLog(self._writer, labels) if self.config.telemetry.log_requests else None
