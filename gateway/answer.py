@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class Held:
     """What has come of a whole answer, or of an error; counted as buffered memory."""
 
-    __slots__ = ("_count", "_parts", "size")
+    __slots__ = ("_count", "_parts", "fits", "size")
 
-    def __init__(self, count: Callable[[int], object]) -> None:
+    def __init__(self, count: Callable[[int], bool]) -> None:
         self._count = count
+        self.fits = True
+        """What has come may be kept: there was room for it in what all share."""
         self._parts: list[bytes] = []
         self.size = 0
 
@@ -29,7 +31,7 @@ class Held:
         """Keep more; return how much there is now."""
         self._parts.append(data)
         size = len(data)
-        self._count(size)
+        self.fits = self._count(size)
         self.size += size
         return self.size
 

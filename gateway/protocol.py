@@ -99,6 +99,7 @@ class HttpProtocol(asyncio.Protocol):
         self._last = 0.0
         self._stalled: tuple[float, int] = (0.0, 0)
         self._dropped = 0
+        self._untaken = 0  # bytes counted as buffered while the caller is slow
         self._chunked = self._closing = self._in_turn = False
         self.paused = False
         self.slow = False
@@ -132,6 +133,7 @@ class HttpProtocol(asyncio.Protocol):
         self._server.open.discard(self)
         self._closing = True
         self._reader.stop()
+        self._count_taken()
         guest, self._guest = self._guest, None
         if guest is not None:
             guest.caller_left()
@@ -152,16 +154,23 @@ class HttpProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
         self.slow = True
-        self._stalled = (self._server.clock(), self.transport.get_write_buffer_size())
+        self._untaken = size = self.transport.get_write_buffer_size()
+        self._stalled = (self._server.clock(), size)
+        self._server.host.buffered(size)
         if self._guest is not None:
             self._guest.caller_slow()
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self.slow = False
+        self._count_taken()
         if self._guest is not None:
             self._guest.caller_ready()
         self._next()
+
+    def _count_taken(self) -> None:
+        self._server.host.buffered(-self._untaken)
+        self._untaken = 0
 
     def _drop(self, data: bytes) -> None:
         self._dropped += len(data)

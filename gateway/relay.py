@@ -345,10 +345,14 @@ class Relay:
             if size > MAX_ERROR_BODY:
                 self._close_stream()
                 self._end_error()
-        elif size > self._app.max_answer:
+        elif size > self._app.max_answer or not (self._held.fits or self._rewritten()):
             self._kind = _RAW
             self.outcome.bytes_out += size
             self._start(now, self._held.take())
+
+    def _rewritten(self) -> bool:
+        """Whether the answer must be whole to be put into the route's shape."""
+        return self._translation is not None and self._translation.answer is not None
 
     def _end_held(self) -> None:
         now, outcome, body = self._app.now(), self.outcome, self._held.take()

@@ -296,3 +296,36 @@ def test_a_caller_that_floods_and_takes_nothing_costs_little(go: Go, kit: Kit):
                 assert (await gateway.ask(GET)).status == 200
 
     go(scenario())
+
+
+def test_answers_that_nobody_takes_stay_within_the_memory_that_all_share(go: Go, kit: Kit):
+    answer = b"x" * (7 << 20)
+    most = 16 << 20
+
+    async def scenario() -> None:
+        server = {"max_body": 1 << 16, "max_buffered": most}
+        async with (
+            kit.engine(kit.whole(answer)) as engine,
+            kit.running(kit.config([engine.section()], server=server)) as gateway,
+        ):
+            asked = kit.post(kit.chat())
+            callers = [await deaf_caller(gateway.port, asked) for _ in range(20)]
+            await kit.until(lambda: gateway.app.buffered_bytes > most)
+            assert (await gateway.ask(asked)).status == 429
+            await kit.until(lambda: not gateway.app.active or gateway.pool.dispatcher.queued == 0)
+            assert gateway.app.buffered_bytes < most + len(callers) * (1 << 20)
+            for caller in callers:
+                caller.close()
+            await gateway.quiet()
+            assert (await gateway.ask(asked)).body == answer
+
+    go(scenario())
+
+
+async def deaf_caller(port: int, data: bytes) -> socket.socket:
+    caller = socket.socket()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    caller.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_sendall(caller, data)
+    return caller

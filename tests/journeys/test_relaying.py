@@ -176,7 +176,7 @@ def test_a_slow_caller_pauses_the_engine(go: Go, kit: Kit):
                 caller.send(kit.post(kit.chat(stream=True)))
                 paused_at = await standstill(sent)
                 assert 0 < paused_at < 32 << 20  # what the sockets of both sides hold
-                assert gateway.app.buffered_bytes == 0
+                assert gateway.app.buffered_bytes < 1 << 20  # what this side holds for it
                 await asyncio.sleep(1.0)  # past the idle limit: it is not the engine that is idle
                 caller.writer.transport.resume_reading()  # type: ignore[attr-defined] - a socket's
                 await caller.head()
