@@ -274,8 +274,6 @@ def decode_merge_kernel(
     else:
         q_start = tl.load(cu_query_ptr + b)
         q_len = tl.load(cu_query_ptr + b + 1) - q_start
-    if token >= q_len:
-        return
     if first_ptr is None:
         seq_len = tl.load(seq_lens_ptr + b)
         length = seq_len - visible_start(seq_len, q_len, WINDOW, BLOCK_N)
@@ -286,10 +284,12 @@ def decode_merge_kernel(
     else:
         first = tl.load(first_ptr + b)
         count = tl.load(first_ptr + b + 1) - first
-    if count == 1:
-        return
+    # Wait even where there is nothing to do: what follows in the stream waits for this kernel alone,
+    # so it must not end before stage 1 has.
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if (token >= q_len) | (count == 1):
+        return
     offs_s = tl.arange(0, BLOCK_S)
     offs_v = tl.arange(0, BLOCK_V)
     m = tl.full([1], float("-inf"), dtype=tl.float32)
