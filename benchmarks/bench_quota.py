@@ -35,6 +35,7 @@ from forebay.gateway.quota.ledger import Ledger
 from forebay.gateway.quota.local import LocalMeter
 from forebay.gateway.quota.redis_store import RedisStore
 from forebay.gateway.quota.shared import SharedMeter
+from forebay.gateway.quota.shared_lease import SharedLease
 from forebay.gateway.quota.tariff import Tariff
 from forebay.policies.contracts import Finish, Outcome, Rejected, Request, Route
 from forebay.policies.quota import Caps
@@ -106,6 +107,7 @@ class Client:
             if error is not None:
                 self.log.append(("refused", tenant, asked, time.monotonic(), error.code))
                 return error
+        assert isinstance(lease, SharedLease)
         begun, here = time.monotonic(), not lease.held
         await asyncio.sleep(rng.uniform(0.005, 0.05))
         ended = time.monotonic()

@@ -80,19 +80,20 @@ class Ledger:
         self.lost = 0
         """Requests whose usage could not be kept."""
         self.ok = True
-        self._sums: dict[Key, Sums] = {}
+        self.pending: dict[Key, Sums] = {}
+        """Not yet handed to the book."""
         self._unwritten: tuple[str, dict[Key, Sums]] | None = None
         self._writing = asyncio.Lock()
 
     def add(self, tenant: str, model: str, day: int, charge: Charge) -> None:
         """Note what one call used; never waits."""
         key = (tenant, model, day)
-        sums = self._sums.get(key)
+        sums = self.pending.get(key)
         if sums is None:
-            if len(self._sums) >= MAX_SUMS:
+            if len(self.pending) >= MAX_SUMS:
                 self.lost += 1
                 return
-            sums = self._sums[key] = [0, 0, 0, 0, 0]
+            sums = self.pending[key] = [0, 0, 0, 0, 0]
         sums[0] += 1
         sums[1] += charge.prompt
         sums[2] += charge.cached
@@ -102,10 +103,10 @@ class Ledger:
     async def flush(self) -> bool:
         """Write what has been gathered; False when it could not be and waits for the next time."""
         async with self._writing:
-            while self._unwritten is not None or self._sums:
+            while self._unwritten is not None or self.pending:
                 if self._unwritten is None:
-                    self._unwritten = (uuid4().hex, self._sums)
-                    self._sums = {}
+                    self._unwritten = (uuid4().hex, self.pending)
+                    self.pending = {}
                 if not await self._write(*self._unwritten):
                     return False
                 self._unwritten = None

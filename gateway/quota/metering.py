@@ -180,7 +180,7 @@ class Metering:
         refused = {key: n for key, n in meter.refused.items() if key[0] in tenants}
         if self.shared is None:
             return QuotaStatus(refused=refused, usage_lost=self.ledger.lost)
-        breaker, here = self.shared.breaker, self.shared.admitted_here
+        breaker, here = self.shared.breaker, self.shared.here.admitted
         return QuotaStatus(
             refused=refused,
             admitted_here={name: n for name, n in here.items() if name in tenants},

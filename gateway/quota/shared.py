@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -27,19 +27,17 @@ from forebay.policies.quota import (
     NAMES,
     UNLIMITED,
     Caps,
-    Estimate,
     Shortage,
 )
 
 from .breaker import Breaker
-from .memory import MemoryStore
-from .shared_lease import SharedLease
+from .here import Here
+from .shared_lease import FreeLease, SharedLease
 from .store import (
     LEASE_S,
     NEVER,
     PERIOD,
     Batch,
-    Carry,
     Operation,
     Renew,
     Reply,
@@ -50,7 +48,7 @@ from .store import (
     Usage,
     Used,
 )
-from .tariff import Calendar, Tariff, exceeded, unavailable
+from .tariff import Calendar, Tariff, exceeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,18 +106,14 @@ class SharedMeter:
         self.breaker = Breaker(now)
         self.refused = Counter[tuple[str, str]]()
         """By tenant and limit."""
-        self.admitted_here = Counter[str]()
-        """By tenant, while the store was away."""
+        self.here = Here(now)
         self.replica = uuid4().hex
         self._calendar = Calendar() if calendar is None else calendar
         self._tariffs = dict(tariffs)
         self._store = store
         self._probe_s = probe_s
-        self._here = MemoryStore(now)
         self._queue: dict[str, _Asked] = {}
         self._owed: list[tuple[Tariff, Operation]] = []
-        self._used_here: dict[tuple[str, int, int], list[int]] = {}
-        self._names = count()
         self._wake = asyncio.Event()
         self._busy = self._closing = False
         self._attempt = 0
@@ -146,9 +140,11 @@ class SharedMeter:
 
     # -- what calls ask --------------------------------------------------------------------------
 
-    def reserve(self, request: Request, model: str, asking: Asking) -> SharedLease:
+    def reserve(self, request: Request, model: str, asking: Asking) -> SharedLease | FreeLease:
         """See Meter."""
         tariff = self._tariff(request.tenant)
+        if not tariff.limited:
+            return FreeLease(self, tariff, request)
         asked = tariff.estimate(request, model)
         lease = SharedLease(self, tariff, request, asked, asking)
         if self._here_now:
@@ -216,33 +212,10 @@ class SharedMeter:
 
     def reserve_here(self, lease: SharedLease) -> None:
         """Reserve in this replica's share while the store is away. Raises Rejected."""
-        tariff, now = lease.tariff, self.now()
-        if not tariff.fail_open:
-            raise unavailable(tariff)
-        account = self._here.account(tariff.tenant)
-        caps = tariff.caps.share(self.breaker.replicas)
-        short = account.reserve(lease.id, lease.asked, caps, now, self.today)
+        short = self.here.reserve(lease, self.today, replicas=self.breaker.replicas)
         if short is not None:
-            totals = account.account
+            totals = self.here.account(lease.tariff.tenant).account
             raise self._exceeded(lease, short, totals.requests.total, totals.tokens.total)
-        self.admitted_here[tariff.tenant] += 1
-
-    def forget_here(self, lease: SharedLease) -> None:
-        """End the place that a call took here, if it did, before the store was back."""
-        account = self._here.accounts.get(lease.tariff.tenant)
-        held = None if account is None else account.leases.get(lease.id)
-        if account is not None and held is not None:
-            account.settle(lease.id, held.asked, self.now(), self.today)
-
-    def settle_here(self, lease: SharedLease, used: Estimate) -> None:
-        """Settle in this replica's share, and keep what was used for the store."""
-        account = self._here.account(lease.tariff.tenant)
-        account.settle(lease.id, used, self.now(), self.today)
-        key = (lease.tariff.tenant, int(lease.taken), lease.day)
-        sums = self._used_here.setdefault(key, [0, 0, 0])
-        sums[0] += used.requests
-        sums[1] += used.tokens
-        sums[2] += used.nano
 
     # -- talking to the store --------------------------------------------------------------------
 
@@ -336,19 +309,11 @@ class SharedMeter:
         self.breaker.found()
 
     def _missed(self) -> tuple[list[SharedLease], list[tuple[Tariff, Operation]]]:
-        self._owe_used_here()
+        for tenant, carried in self.here.carried():
+            self.owe(self._tariff(tenant), carried)
         owed, self._owed = self._owed[:MOST], self._owed[MOST:]
         unknown = (lease for lease in self.live.values() if lease.attempt != self._attempt)
         return list(islice(unknown, MOST - len(owed))), owed
-
-    def _owe_used_here(self) -> None:
-        used, self._used_here = self._used_here, {}
-        now = self.now()
-        for (tenant, second, day), sums in used.items():
-            name = f"{self.replica}{next(self._names)}"
-            # By the end of its second: it must not leave the minute too early.
-            age_s = max(0.0, now - second - 1)
-            self.owe(self._tariff(tenant), Carry(name, age_s, day, *sums))
 
     async def _tell_missed(
         self, leases: list[SharedLease], owed: list[tuple[Tariff, Operation]]
@@ -388,7 +353,7 @@ class SharedMeter:
         due = now - self._renewed >= RENEW_S
         if due:
             self._renewed = now
-            self._renew_here(now)
+            self.here.renew()
         if self.breaker.away:
             return
         if due:
@@ -397,10 +362,6 @@ class SharedMeter:
             self.breaker.counted(await self._store.seen(self.replica))
         except StoreAway as error:
             self._lost(str(error))
-
-    def _renew_here(self, now: float) -> None:
-        for account in self._here.accounts.values():
-            account.renew(list(account.leases), now)
 
     def _renew(self) -> None:
         by_tenant: dict[str, list[SharedLease]] = {}
@@ -450,4 +411,4 @@ class SharedMeter:
     def waiting(self) -> int:
         """How much is still to be told."""
         queued = sum(len(asked.operations) for asked in self._queue.values())
-        return queued + len(self._owed) + len(self._used_here) + self._busy
+        return queued + len(self._owed) + len(self.here) + self._busy

@@ -136,10 +136,10 @@ class SharedLease:
         if charge is not None:
             meter.ledger.add(outcome.tenant, outcome.model, self.day, charge)
         if state is _HELD:
-            meter.forget_here(self)
+            meter.here.forget(self, meter.today)
             meter.tell(self.tariff, settle_of(self.id, used))
         else:
-            meter.settle_here(self, used)
+            meter.here.settle(self, used, meter.today)
             if self.uncertain:
                 meter.owe(self.tariff, settle_of(self.id, NOTHING))
 
@@ -151,3 +151,27 @@ class SharedLease:
 def settle_of(lease: str, used: Estimate) -> Settle:
     """Word a settlement."""
     return Settle(lease, used.requests, used.tokens, used.nano)
+
+
+class FreeLease:
+    """That of a tenant without limits: nothing is asked of the store, only usage is kept."""
+
+    __slots__ = ("_day", "_meter", "_prompt", "_tariff")
+
+    pending = False
+
+    def __init__(self, meter: SharedMeter, tariff: Tariff, request: Request) -> None:
+        self._day = meter.today.day
+        self._meter = meter
+        self._prompt = request.prompt_tokens_estimate
+        self._tariff = tariff
+
+    def settle(self, outcome: Outcome) -> None:
+        """See Lease."""
+        charge = charge_of(outcome, self._prompt, self._tariff.prices)
+        if charge is not None:
+            self._meter.ledger.add(outcome.tenant, outcome.model, self._day, charge)
+
+    def headers(self) -> Headers:
+        """See Lease."""
+        return ()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import RedisServer, Run
 
-    from forebay.gateway.quota.shared_lease import SharedLease
+    from forebay.gateway.quota.shared_lease import FreeLease, SharedLease
     from forebay.gateway.quota.store import Batch, Reply
 
     Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -48,7 +48,7 @@ class Call:
 
     def __init__(self) -> None:
         self.told: list[str | Rejected] = []
-        self.lease: SharedLease | None = None
+        self.lease: SharedLease | FreeLease | None = None
 
     def granted(self) -> None:
         self.told.append("granted")
@@ -200,7 +200,7 @@ def test_a_frozen_store_leaves_a_share_to_those_who_fail_open(
             assert await meter.used("acme") == Used(3, 20, 1, 20, 20, 0, 0)
             calls[1].end(used=1)
             assert await meter.used("acme") == Used(3, 11, 0, 11, 11, 0, 0)
-            assert meter.admitted_here == {"acme": 2}
+            assert meter.here.admitted == {"acme": 2}
 
     run(scenario())
     lines = [record.message for record in caplog.records if "counters" in record.message]
@@ -273,7 +273,7 @@ def test_however_often_the_store_goes_away_it_counts_all_and_once(seed: int, unt
     rng = random.Random(seed)
 
     async def scenario() -> tuple[Used, Used]:
-        meter = meter_of(store, Caps(), now=clock)
+        meter = meter_of(store, Caps(day_tokens=10**9), now=clock)
         meter.start()
         running, tokens, ended = list[Call](), 0, 0
         for i in range(300):
@@ -387,12 +387,25 @@ def test_leases_are_renewed_while_calls_run(until: Until):
     assert asyncio.run(scenario()).concurrent == 1
 
 
+def test_a_tenant_without_limits_does_not_need_the_store():
+    async def scenario() -> list[str | Rejected]:
+        store = Flaky(Clock(), away=2.0)
+        meter = meter_of(store, Caps(), fail_open=False)
+        call = ask(meter, "a")
+        call.end(used=5)
+        rows = meter.ledger.pending
+        assert [sums[:2] for sums in rows.values()] == [[1, 5]]
+        return call.told
+
+    assert asyncio.run(scenario()) == ["granted"]
+
+
 def test_a_store_that_is_away_tells_nothing():
     clock = Clock()
     store = Flaky(clock, away=2.0)
 
     async def scenario() -> None:
-        meter = meter_of(store, Caps(), now=clock)
+        meter = meter_of(store, Caps(day_tokens=10**9), now=clock)
         meter.start()
         with pytest.raises(StoreAway):
             await meter.used("acme")
