@@ -284,8 +284,8 @@ def decode_merge_kernel(
     else:
         first = tl.load(first_ptr + b)
         count = tl.load(first_ptr + b + 1) - first
-    # Wait even where there is nothing to do: what follows in the stream waits for this kernel alone,
-    # so it must not end before stage 1 has.
+    # Wait even where there is nothing to do: what follows in the stream waits for this kernel
+    # alone, so it must not end before stage 1 has.
     if PDL:
         tl.extra.cuda.gdc_wait()
     if (token >= q_len) | (count == 1):
