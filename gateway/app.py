@@ -121,6 +121,7 @@ class App:
         self.paused = set[str]()
         """Tenants that an operator lets wait outside."""
         self._clock = time.time
+        self._signed = False
         self.configure(config, keys=keys, pools=pools)
 
     def configure(self, config: Config, *, keys: Keys, pools: dict[str, Pool]) -> None:
@@ -131,7 +132,8 @@ class App:
         self._max_buffered = config.server.max_buffered
         self._keys = keys
         self._terms = terms_of(config)
-        self._signed = config.auth.jwt is not None
+        # A request whose token is being verified outlives the reload that takes the issuer away.
+        self._signed = self._signed or config.auth.jwt is not None
         self._salts: dict[str, bytes] = {}
         self._models = {model: pool for pool in pools.values() for model in pool.models}
 

@@ -189,6 +189,8 @@ class Tokens:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for digest in tuple(self._waiting):  # a task that was cancelled before it began tells none
+            self._answer(digest, _not_now())
         self._thread.shutdown(wait=False)
 
     # -- finding ---------------------------------------------------------------------------------
@@ -222,19 +224,20 @@ class Tokens:
     # -- verifying -------------------------------------------------------------------------------
 
     async def _judge(self, digest: bytes, token: bytes) -> None:
-        said: Grant | Rejected = Overloaded("tokens cannot be verified now", status=503)
+        said: Grant | Rejected = _not_now()
         try:
             said = await self._verified(token)
         except Exception:
             logger.exception("token could not be verified")
-        finally:
-            waiting = self._waiting.pop(digest, [])
-        now = self._clock()
+        finally:  # also when a reload has cancelled this: nobody is left waiting
+            self._answer(digest, said)
+
+    def _answer(self, digest: bytes, said: Grant | Rejected) -> None:
         if isinstance(said, Unauthorized):
-            self._remember(digest, None, now + REFUSED_S)
+            self._remember(digest, None, self._clock() + REFUSED_S)
         elif not isinstance(said, Rejected):
             self._remember(digest, said, said.until)
-        for done in waiting:
+        for done in self._waiting.pop(digest, []):
             try:
                 done(said)
             except Exception:
@@ -319,6 +322,10 @@ class Tokens:
                 told = {"url": self.section.jwks_url, "reason": why}
                 logger.warning("issuer's keys cannot be read", extra=told)
         self._ok = ok
+
+
+def _not_now() -> Overloaded:
+    return Overloaded("tokens cannot be verified now; try again", status=503, retry_after=1.0)
 
 
 def _refused() -> Unauthorized:

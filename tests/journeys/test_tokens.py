@@ -332,6 +332,29 @@ def test_a_token_without_a_key_name_is_tried_with_the_only_key(go: Go, kit: Kit)
         go(main(issuer))
 
 
+def test_a_reload_leaves_nobody_waiting_for_a_token(go: Go, kit: Kit):
+    async def main(issuer: Issuer) -> None:
+        issuer.held.clear()
+        async with kit.running(settings(kit, issuer)) as gateway:
+            whole, slow = await gateway.caller(), await gateway.caller()
+            body = request(kit, token(exp=time.time() + 99))
+            whole.send(request(kit, token()))
+            slow.send(body[:-5])
+            known = gateway.process._tokens
+            assert known is not None
+            await kit.until(lambda: len(known._waiting) == 2)
+            gateway.process.apply(kit.config(tenants=[{"name": "o", "keys": [digest_of(KEY)]}]))
+            assert (await whole.answer()).status == 503
+            slow.send(body[-5:])
+            assert (await slow.answer()).status == 503
+            issuer.held.set()
+            whole.leave()
+            slow.leave()
+
+    with Issuer(public(FIRST, "first")) as issuer:
+        go(main(issuer))
+
+
 def test_a_key_without_an_algorithm_is_used_with_those_that_are_accepted(go: Go, kit: Kit):
     async def main(issuer: Issuer) -> None:
         async with kit.running(settings(kit, issuer, algorithms=["RS512"])) as gateway:
