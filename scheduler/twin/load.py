@@ -28,7 +28,7 @@ _DEPTH = 64
 _FILLS = 10
 _KV_USE = 0.9
 _SAMPLE = 3000
-_GOOD = 0.97
+_GOOD = 0.95
 
 
 @dataclass(frozen=True, slots=True)

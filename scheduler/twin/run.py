@@ -220,7 +220,7 @@ class Twin:
             sequence = Sequence(index, asked.prompt_tokens, asked.output_tokens)
             self._placed[index] = (placement, sequence)
             if overhead:
-                heappush(self._on_the_way, (now + overhead, index, station, sequence))
+                heappush(self._on_the_way, (now + overhead, len(self.order), station, sequence))
             else:
                 self._add(station, sequence, now)
 
