@@ -11,9 +11,8 @@ A rank is a tuple, smallest first, with the sequence in its end so that no two a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
-
-from .heap import Heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -22,39 +21,60 @@ if TYPE_CHECKING:
 
 Rank = tuple[float, float]
 """What decides, then the sequence."""
+_FEW = 64
+"""Dead entries that are never worth a rebuild."""
 
 
 class Lane:
-    """Requests in a fixed order, and where the lane stands among the others."""
+    """Requests in a fixed order, and where the lane stands among the others.
 
-    __slots__ = ("key", "number", "rank", "shape", "waiting")
+    The head of `heap` is alive whenever the lane is not at work; others that left stay in it as
+    dead entries until they come to the top, or outnumber the living.
+    """
+
+    __slots__ = ("dead", "heap", "key", "number", "rank", "shape")
 
     def __init__(self, key: Hashable, shape: Hashable, number: int) -> None:
         self.key = key
         self.shape = shape
         self.number = number
-        self.waiting: Heap[Request] = Heap()
+        self.heap: list[_Entry] = []
+        self.dead = 0
         self.rank: Rank | None = None
         """Of its head, as it was last read."""
+
+    @property
+    def head(self) -> Request:
+        """Whoever is first in it."""
+        return self.heap[0][2]
+
+    @property
+    def place(self) -> Rank:
+        """Where the head was put."""
+        return self.heap[0][0]
+
+
+_Entry = tuple[Rank, int, "Request", Lane]
 
 
 class Lanes:
     """Lanes by key, in the order of their heads' ranks."""
 
-    __slots__ = ("_heads", "_lane_of", "_lanes", "_opened", "_rank")
+    __slots__ = ("_entries", "_heads", "_lanes", "_opened", "_rank", "_serial")
 
     def __init__(self, rank: Callable[[Request, Rank], Rank] | None = None) -> None:
         self._lanes: dict[Hashable, Lane] = {}
         self._heads: list[tuple[Rank, int, Lane]] = []
-        self._lane_of: dict[str, Lane] = {}
+        self._entries: dict[str, _Entry] = {}
         self._rank = rank
         self._opened = 0
+        self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._lane_of)
+        return len(self._entries)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._lane_of
+        return request_id in self._entries
 
     def __iter__(self) -> Iterator[Lane]:
         """Go through the lanes in the order of their heads."""
@@ -65,43 +85,58 @@ class Lanes:
 
         Without a key there is one lane a shape; with one, all of a lane must have one shape.
         """
-        shape = request.shape
+        entries, request_id = self._entries, request.id
+        if request_id in entries:
+            raise ValueError(f"{request_id!r} is already waiting")
         if key is None:
-            key = shape
-        if request.id in self._lane_of:
-            raise ValueError(f"{request.id!r} is already waiting")
+            key = request.shape
         lane = self._lanes.get(key)
         if lane is None:
             self._opened += 1
-            lane = self._lanes[key] = Lane(key, shape, self._opened)
-        lane.waiting.add(place, request.id, request)
-        self._lane_of[request.id] = lane
-        top = lane.waiting.top()
-        if top is not None and top[1] is request:
+            lane = self._lanes[key] = Lane(key, request.shape, self._opened)
+        self._serial += 1
+        entries[request_id] = entry = (place, self._serial, request, lane)
+        heap = lane.heap
+        heappush(heap, entry)
+        if heap[0] is entry:
             self._reseat(lane)
 
     def discard(self, request: Request) -> bool:
         """Forget a request; False when it was not waiting."""
-        lane = self._lane_of.get(request.id)
-        if lane is None:
+        entries = self._entries
+        entry = entries.get(request.id)
+        if entry is None:
             return False
-        held = lane.waiting.get(request.id)
-        if held is not request and lane.shape != request.shape:
+        lane = entry[3]
+        if entry[2] is not request and lane.shape != request.shape:
             return False  # another try of it waits, which may go elsewhere
-        del self._lane_of[request.id]
-        lane.waiting.remove(request.id)
-        self._reseat(lane)
+        del entries[request.id]
+        heap = lane.heap
+        if heap[0] is entry:
+            heappop(heap)
+            while heap and entries.get(heap[0][2].id) is not heap[0]:
+                heappop(heap)
+                lane.dead -= 1
+            self._reseat(lane)
+            return True
+        lane.dead += 1
+        if lane.dead > _FEW and 2 * lane.dead > len(heap):
+            lane.heap = [e for e in heap if entries.get(e[2].id) is e]
+            heapify(lane.heap)
+            lane.dead = 0
         return True
 
     def first(self, fits: Callable[[Request], bool]) -> Request | None:
         """Return the first that `fits`, which is asked once a shape; None when none does."""
-        refused: set[Hashable] = set()
+        refused: set[Hashable] | None = None
         for _, _, lane in self._heads:
-            if lane.shape in refused:
+            if refused is not None and lane.shape in refused:
                 continue
-            top = lane.waiting.top()
-            if top is not None and fits(top[1]):
-                return top[1]
+            request = lane.heap[0][2]
+            if fits(request):
+                return request
+            if refused is None:
+                refused = set()
             refused.add(lane.shape)
         return None
 
@@ -116,27 +151,26 @@ class Lanes:
         """Read the rank of each head anew; return how many lanes stand elsewhere than before."""
         before = [lane for _, _, lane in self._heads]
         for lane in before:
-            top = lane.waiting.top()
-            assert top is not None
-            lane.rank = self._rank_of(top[1], top[0])
+            lane.rank = self._rank_of(lane)
         self._heads = sorted(
             (lane.rank, lane.number, lane) for lane in before if lane.rank is not None
         )
         return sum(a is not b[2] for a, b in zip(before, self._heads, strict=True))
 
-    def _rank_of(self, request: Request, place: Rank) -> Rank:
+    def _rank_of(self, lane: Lane) -> Rank:
+        place, _, request, _ = lane.heap[0]
         return place if self._rank is None else self._rank(request, place)
 
     def _reseat(self, lane: Lane) -> None:
         """Move a lane to where its head now belongs; an empty one is closed."""
-        top = lane.waiting.top()
-        rank = None if top is None else self._rank_of(top[1], top[0])
+        rank = self._rank_of(lane) if lane.heap else None
         if rank == lane.rank and rank is not None:
             return
+        heads = self._heads
         if lane.rank is not None:
-            del self._heads[bisect_left(self._heads, (lane.rank, lane.number))]  # type: ignore[arg-type] - the lane itself decides nothing
+            del heads[bisect_left(heads, (lane.rank, lane.number))]  # type: ignore[arg-type] - the lane itself decides nothing
         lane.rank = rank
         if rank is None:
             del self._lanes[lane.key]
         else:
-            insort(self._heads, (rank, lane.number, lane))
+            insort(heads, (rank, lane.number, lane))

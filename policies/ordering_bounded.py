@@ -195,10 +195,9 @@ class Bounded:
         """Put heads whose size has changed where they belong now."""
         self._read_at, self._dispatched = now, 0
         for lane in list(self._by_size):
-            top = lane.waiting.top()
-            assert top is not None
-            request, size = top[1], self._size(top[1])
-            if size != top[0][0]:
+            request = lane.head
+            size = self._size(request)
+            if size != lane.place[0]:
                 self._by_size.discard(request)
                 self._put(request, size)
                 self.rank_changes += 1

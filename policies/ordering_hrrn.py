@@ -95,9 +95,8 @@ class Hrrn:
     def _climb(self) -> None:
         """Move heads whose service has changed to the rungs where they belong now."""
         for lane in list(self._lanes):
-            top = lane.waiting.top()
-            assert top is not None
-            request, service = top[1], self._service(top[1])
+            request = lane.head
+            service = self._service(request)
             if lane.key != (lane.shape, int(log2(service) * _RUNGS_PER_DOUBLING)):
                 self._lanes.discard(request)
                 self._put(request, service)
