@@ -54,6 +54,9 @@ _PIECES = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
 _LOWER = {letter: index for index, letter in enumerate(" abcdefghijklmnopqrstuvwxyz")}
 _known: dict[str, tuple[int, ...]] = {}
 _KNOWN_MOST = 65_536
+_LONGEST = 1 << 20
+"""Characters of a prompt that are turned into tokens: more than any context holds. The engine runs
+on the loop of whoever embeds it, and thirty million would hold that up for ten seconds."""
 
 
 def _list_words() -> list[str]:
@@ -69,10 +72,10 @@ _LISTED_ID = {text: _LISTED + index for index, text in enumerate(_LISTED_TEXT)}
 
 
 def encode(text: str) -> list[int]:
-    """Turn text into token ids."""
+    """Turn text into token ids; what is past a million characters is left out."""
     ids: list[int] = []
     known = _known
-    for piece in _PIECES.findall(text):
+    for piece in _PIECES.findall(text[:_LONGEST]):
         found = known.get(piece)
         if found is None:
             found = _learn(piece)
@@ -124,9 +127,11 @@ def render(turns: Iterable[tuple[str, str]], *, images: int = 0) -> list[int]:
     The marks are ids that no text encodes to, so a turn cannot pretend to be another.
     """
     ids: list[int] = [_IMAGE] * (64 * images)
+    left = _LONGEST
     for role, text in turns:
         ids.append(_ROLE_MARKS.get(role, _ROLE_MARKS["user"]))
-        ids += encode(text)
+        ids += encode(text[:left])
+        left = max(0, left - len(text))
         ids.append(_END)
     ids.append(_ROLE_MARKS["assistant"])
     return ids

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.adapters.sim_text import encode, render
 from forebay.gateway import intake, wire
 from forebay.policies.contracts import InvalidRequest
 
@@ -92,3 +93,11 @@ def test_prompts_are_counted_as_they_are_listed(prompts: list[object]):
 )
 def test_long_prompts_are_counted_without_decoding_them(prompt: bytes, count: int):
     assert intake.answers(read(b'{"prompt":' + prompt + b"}")) == count
+
+
+def test_an_embedded_engine_reads_no_more_of_a_prompt_than_a_context_can_hold():
+    turns = [("user", "x" * 999_999), ("user", "abc"), ("user", "x" * 3_000_000)]
+    assert len(render(turns)) == 2 * 3 + 1 + len(encode("x" * 999_999)) + 1 + len(
+        encode("x" * 48574)
+    )
+    assert encode("x" * 3_000_000) == encode("x" * (1 << 20))
