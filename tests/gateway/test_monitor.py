@@ -41,9 +41,13 @@ class FakePool:
         self.loads: list[Load] = []
         self.woken = 0
         self.missing = ""
+        self.forgotten: list[object] = []
 
     def moved(self, _endpoint: object, change: Change, _now: float) -> None:
         self.changes.append(change)
+
+    def restarted(self, endpoint: object) -> None:
+        self.forgotten.append(endpoint)
 
     def missing_models(self, _endpoint: object) -> str:
         return self.missing
@@ -143,6 +147,7 @@ def test_a_restarted_engine_begins_slowly(run: Run):
             endpoint.restarted = True
             await monitor.probe_once()
             assert pool.changes[-1].reason == "the engine restarted"
+            assert pool.forgotten == [endpoint]
             assert pool.woken >= 2
             assert endpoint.health.share(1.0) < 1.0
 
