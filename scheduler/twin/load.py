@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forebay.scheduler.build import Scheduling
 
 from .guess import Oracle
-from .run import NEVER, Twin
+from .run import NEVER, NO_LIMIT, Twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,12 @@ def measure_capacity(
     """Measure the capacity of the endpoints for a trace's requests."""
     slots = settings.endpoints * settings.limit
     wanted = max(len(trace), _FILLS * slots)
-    first_come = replace(settings, scheduling=Scheduling(order="fcfs", guards=None), classes=())
+    first_come = replace(
+        settings,
+        scheduling=Scheduling(order="fcfs", guards=None),
+        classes=(),
+        max_queue=NO_LIMIT,
+    )
     twin = Twin(trace, first_come, Oracle())
     begun: tuple[float, int] | None = None
     while len(twin.lives) < wanted:

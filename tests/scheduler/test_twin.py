@@ -159,6 +159,13 @@ def test_load_one_half_is_half_of_what_the_endpoints_can_do() -> None:
     assert calm.mean_wait_s < 0.05 * busy.mean_wait_s
 
 
+def test_capacity_is_the_endpoints_whatever_a_pool_lets_wait() -> None:
+    trace = some(300)
+    settings = Settings(profile=SMALL)
+    narrow = replace(settings, max_queue=1, classes=(Class("only", 0.1, 1.0),))
+    assert measure_capacity(trace, narrow) == measure_capacity(trace, settings)
+
+
 def test_the_limit_in_flight_is_what_the_blocks_hold() -> None:
     trace = [TraceRequest(0.0, 1000, 200)]
     assert fitting_limit(trace, replace(SMALL, num_blocks=1100, max_num_seqs=256)) == 14
