@@ -77,6 +77,22 @@ def test_a_server_that_lost_its_scripts_gets_them_again(redis_server: RedisServe
     assert run(scenario()) == [Used(1, 10, 1, 10, 10, 0, 0)]
 
 
+def test_nothing_is_kept_for_ever(redis_server: RedisServer, run: Run):
+    async def scenario() -> list[int]:
+        store = RedisStore(redis_server.url, prefix=f"ttl{next(numbers)}", timeout_s=5.0)
+        await ask(store, Reserve("a", 1, 10, 0))
+        with Redis.from_url(redis_server.url) as client:  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+            left = [client.ttl(key) for key in store.keys("acme")]
+        await store.close()
+        return left
+
+    state, leases, expiry, gone = run(scenario())
+    assert 32 * 86400 < state <= 40 * 86400, "longer than a month"
+    assert 3600 < leases <= 7200
+    assert 3600 < expiry <= 7200
+    assert gone == -2, "there is none yet"
+
+
 def test_the_keys_of_a_tenant_live_on_one_node_of_a_cluster(
     redis_servers: Callable[..., RedisServer], run: Run
 ):

@@ -31,6 +31,8 @@ end
 
 local state, leases, expiry, gone  -- of the tenant in hand
 local s, rt, tt, day, dt, dn, month, mt, mn, concurrent
+local new_second
+local r_now, t_now = 0, 0  -- of the slot of this second: not yet written
 
 local function slot(second)
   return second % SLOTS
@@ -49,6 +51,7 @@ end
 local function advance()
   local second = math.floor(now)
   local passed = second - s
+  new_second = false
   if passed <= 0 then return end  -- a clock that goes back changes nothing
   if passed > WINDOW then
     call('DEL', state)
@@ -67,17 +70,33 @@ local function advance()
     call('HDEL', state, unpack(fields))
   end
   s = second
-  for _, key in ipairs({leases, expiry, gone}) do call('EXPIRE', key, FORGET * 2) end
+  new_second = true
+end
+
+local function write_slot()
+  if r_now ~= 0 then call('HINCRBY', state, 'r' .. slot(s), r_now) end
+  if t_now ~= 0 then call('HINCRBY', state, 't' .. slot(s), t_now) end
+  r_now, t_now = 0, 0
 end
 
 local function save_state()
+  write_slot()
   call('HSET', state, 's', s, 'rt', rt, 'tt', tt, 'day', day, 'dt', dt, 'dn', dn,
     'month', month, 'mt', mt, 'mn', mn)
+  if not new_second then return end
   call('EXPIRE', state, KEEP_STATE)
+  call('EXPIRE', leases, FORGET * 2)
+  call('EXPIRE', expiry, FORGET * 2)
+  call('EXPIRE', gone, FORGET * 2)
 end
 
 local function add_to_slot(second, requests, tokens)
   if second < s - WINDOW then return end
+  if second == s then
+    r_now, t_now = r_now + requests, t_now + tokens
+    rt, tt = rt + requests, tt + tokens
+    return
+  end
   if requests ~= 0 then
     call('HINCRBY', state, 'r' .. slot(second), requests)
     rt = rt + requests
@@ -115,6 +134,7 @@ end
 
 -- Returns from when on `amount` has left the minute, as seconds from now.
 local function frees(letter, amount)
+  write_slot()
   local fields = {}
   for second = s - WINDOW, s do fields[#fields + 1] = letter .. slot(second) end
   local values, freed = call('HMGET', state, unpack(fields)), 0
