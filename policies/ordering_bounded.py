@@ -52,7 +52,7 @@ class Pace:
     Shared by the queues of a pool, so that one tenant's is held to what all would have waited.
     """
 
-    __slots__ = ("_came", "_counts", "_left", "_longest", "_seen", "_turns")
+    __slots__ = ("_above", "_came", "_counts", "_cut", "_left", "_longest", "_seen", "_turns")
 
     def __init__(self) -> None:
         self._turns: deque[tuple[float, float]] = deque()
@@ -62,6 +62,10 @@ class Pace:
         self._longest = 0.0
         self._counts = [0.0] * _BINS
         self._seen = 0.0
+        self._cut = _BINS
+        """From this bin on sizes are in the top share that was last asked for."""
+        self._above = 0.0
+        """How many were seen from there on."""
 
     def came(self, request: Request, size: float) -> None:
         """Take in a request that waits."""
@@ -70,8 +74,12 @@ class Pace:
         if self._seen >= _REMEMBER:
             self._counts = [count / 2 for count in self._counts]
             self._seen /= 2
-        self._counts[_bin(size)] += 1
+            self._above /= 2
+        bin_ = _bin(size)
+        self._counts[bin_] += 1
         self._seen += 1
+        if bin_ >= self._cut:
+            self._above += 1
 
     def gone(self, size: float, now: float) -> None:
         """Take in that a request waits no longer."""
@@ -89,7 +97,14 @@ class Pace:
         """Tell whether a size is in the top share of those seen of late."""
         if self._seen < _FEW:
             return False
-        return sum(self._counts[_bin(size) :]) <= share * self._seen
+        counts, most = self._counts, share * self._seen
+        while self._above > most:
+            self._above -= counts[self._cut]
+            self._cut += 1
+        while self._cut and self._above + counts[self._cut - 1] <= most:
+            self._cut -= 1
+            self._above += counts[self._cut]
+        return _bin(size) >= self._cut
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,12 +11,14 @@ import pytest
 from forebay.policies.contracts import Request, Route
 from forebay.policies.double_queue import DoubleQueue
 from forebay.policies.ordering_aged import Aged
+from forebay.policies.ordering_bounded import Pace
 from forebay.policies.ordering_edf import Edf
 from forebay.policies.ordering_fair import Fair, Ml
 from forebay.policies.ordering_fcfs import Fcfs
 from forebay.policies.ordering_hrrn import Hrrn
 from forebay.policies.ordering_sjf import Sjf
 from forebay.policies.registry import ORDERINGS
+from forebay.policies.service import service_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,3 +226,15 @@ def test_many_may_wait_and_a_third_of_them_leave(name: str):
         assert queue.discard(each)
 
     assert len(drain(queue, 1000.0)) == len(queue) + 20_000 - len(some[::3])
+
+
+def test_the_largest_are_told_as_if_all_were_counted_each_time():
+    rng, pace, seen = Random(1), Pace(), list[int]()
+    for number in range(1500):
+        asked = request(number, int(rng.lognormvariate(5, 2)) + 1)
+        size = service_of(asked)
+        rung = int(log2(size) * 8)
+        largest = number >= 100 and sum(r >= rung for r in seen) <= 0.02 * number
+        assert pace.is_large(size, 0.02) == largest
+        pace.came(asked, size)
+        seen.append(rung)
