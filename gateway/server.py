@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 def serve(path: Path, *, host: str | None = None, port: int | None = None) -> int:
     """Serve a configuration file until told to stop; `host` and `port` override the file's."""
+    _open_standard_files()
     content = path.read_bytes()
 
     def read(text: bytes) -> Config:
@@ -51,12 +53,29 @@ def serve(path: Path, *, host: str | None = None, port: int | None = None) -> in
 
 def serve_config(config: Config, *, banner: Callable[[str], None] | None = None) -> int:
     """Serve a configuration until told to stop; `banner` is given the address when it listens."""
+    _open_standard_files()
     return uvloop.run(Process(config, banner=banner).run())
 
 
 def serve_engine(embedded: Embedded, *, host: str, port: int) -> int:
     """Serve one embedded engine until told to stop."""
+    _open_standard_files()
     return uvloop.run(_run_engine(embedded, host, port))
+
+
+def _open_standard_files() -> None:
+    """Open what is closed of input, output and errors.
+
+    Else a socket would get its number, and the log be written into it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, so this one
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def _overridden(config: Config, host: str | None, port: int | None) -> Config:
