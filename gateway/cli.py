@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from forebay import __version__
-from forebay.policies.contracts import ForebayError
-
-from .commands import calibrate, check, demo, engine, kernels, keys, prefix, replay, serve, usage
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_COMMANDS = (serve, demo, check, keys, engine, replay, prefix, calibrate, usage, kernels)
-_FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrongly called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if arguments[:1] == ["kernels"]:
-            # Its own options are its own business, `--help` among them.
-            return kernels.forward(arguments[1:])
-        chosen = _parser().parse_args(arguments)
-        return chosen.run(chosen)
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 0
-    except KeyboardInterrupt:
-        return 130
-    except ForebayError as error:
-        print(f"forebay: {error.message}", file=sys.stderr)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"forebay: {where}{error.strerror or error}", file=sys.stderr)
-    return _FAILED
+    if arguments[:1] == ["kernels"]:
+        # Inside an engine's environment nothing of the gateway's is installed. Its own options are
+        # its own business, `--help` among them.
+        from .commands import kernels  # noqa: PLC0415
 
+        return kernels.forward(arguments[1:])
+    from .commands import line  # noqa: PLC0415
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="forebay",
-        description="One OpenAI-compatible address in front of vLLM, SGLang, TensorRT-LLM and "
-        "llama.cpp.",
-        epilog="'forebay COMMAND --help' tells more. Exit codes: 0 done, 1 failed, 2 wrong call.",
-    )
-    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add(commands)
-    return parser
+    return line.run(arguments)

@@ -1,14 +1,14 @@
 """`forebay kernels`: hands over to the kernels' own command, loaded by name and only then.
 
-The one place where anything outside `kernels` knows of it.
+The one place where anything outside `kernels` knows of it. Imports nothing but the standard
+library, since in an engine's environment there is nothing else of what the gateway needs.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
-
-from forebay.policies.contracts import ForebayError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -39,10 +39,18 @@ def forward(arguments: Sequence[str], *, module: str = _DOCTOR) -> int:
         doctor = import_module(module)
     except ModuleNotFoundError as error:
         if error.name in {"torch", "triton"}:
-            raise ForebayError(
-                f"the kernels need {error.name}: pip install 'forebay[kernels]'"
-            ) from error
+            return _fail(f"the kernels need {error.name}: pip install 'forebay[kernels]'")
         if error.name and module.startswith(error.name):
-            raise ForebayError("the kernels' command is not in this version") from error
+            return _fail("the kernels' command is not in this version")
         raise
-    return doctor.main(list(arguments))
+    # So far there is one command of theirs, which need not be named.
+    own = arguments[1:] if arguments[:1] == ["doctor"] else arguments
+    try:
+        return doctor.main(list(own))
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _fail(text: str) -> int:
+    print(f"forebay: {text}", file=sys.stderr)
+    return 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.gateway.config.sections import Tenant
-from forebay.gateway.keys import OPEN, Keys, digest_of, new_key
+from forebay.gateway.keys import OPEN, Grant, Keys, digest_of, new_key
 
 ACME_KEY, ACME_DIGEST = new_key()
 BOB_KEY, BOB_DIGEST = new_key()
@@ -16,7 +16,7 @@ KEYS = Keys([ACME, BOB])
 
 def found(authorization: bytes | None, x_api_key: bytes | None, keys: Keys = KEYS) -> object:
     grant = keys.find(authorization, x_api_key)
-    return None if grant is None else grant.tenant
+    return grant.tenant if isinstance(grant, Grant) else None
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER ", "Bearer   "])
@@ -88,7 +88,7 @@ def test_a_key_counts_until_its_very_moment():
         times.append(now)
         assert found(None, ACME_KEY.encode(), keys) is expected
     grant = Keys([tenant], clock=lambda: 0.0).find(None, ACME_KEY.encode())
-    assert grant is not None
+    assert isinstance(grant, Grant)
     assert grant.until == until
 
 
