@@ -130,9 +130,13 @@ class Process:
         self._observe(loop)
         await self._assemble()
         self.connections = Connections(self.app, limits_of(self.config), time.monotonic)
-        self._listener = await bind(
-            lambda: HttpProtocol(self.connections), server.host, server.port
-        )
+        try:
+            self._listener = await bind(
+                lambda: HttpProtocol(self.connections), server.host, server.port
+            )
+        except ConfigError:
+            await self._metering.close()
+            raise
         self._listening = True
         self._handle_signals(loop)
         self._watch.start()

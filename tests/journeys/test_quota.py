@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forebay.gateway.keys import digest_of
+from forebay.gateway.process import Process
 from forebay.gateway.quota.store import Used
 
 if TYPE_CHECKING:
@@ -248,6 +251,23 @@ def test_a_replica_that_lost_its_leases_ends_its_streams(
                 assert (await used(gateway)).concurrent == 0
 
     go(main())
+
+
+def test_a_start_that_fails_lets_go_of_its_counters(go: Go, kit: Kit, redis_server: RedisServer):
+    async def main() -> None:
+        async with kit.running(kit.config()) as gateway:
+            settings = kit.config(
+                server={"port": gateway.process.port},
+                tenants=[tenant(concurrent=1)],
+                state={"url": redis_server.url},
+            )
+            assert await Process(settings).run() == 1
+        assert not [task for task in asyncio.all_tasks() if "SharedMeter" in repr(task)]
+
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    go(main())
+    root.handlers[:], root.level = before
 
 
 def test_the_first_tenants_may_come_by_a_reload(go: Go, kit: Kit):
