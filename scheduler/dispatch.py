@@ -224,8 +224,8 @@ class Dispatcher:
         if guards is None:
             self.waiting.add(request, request.deadline)
             return
-        self.waiting.add(request, min(request.deadline, guards.give_up(request)))
-        guards.add(request, self._predicted(request))
+        until = guards.add(request, self._predicted(request))
+        self.waiting.add(request, min(request.deadline, until))
 
     def take_others(self) -> Others | None:
         """Return, once, what the last events did to others than their own requests; None: nothing.
@@ -396,8 +396,10 @@ class Dispatcher:
             return bool(candidates)
 
         if self.guards is not None and self.waiting.size:
-            # Nothing starts after its time, however late we are.
-            self._others.expired.extend(self._expire(now))
+            top = self.waiting.soonest()
+            if top is not None and top[0] <= now:
+                # Nothing starts after its time, however late we are.
+                self._others.expired.extend(self._expire(now))
         while self.waiting.size and not self._full():
             request = self._next(now, fits)
             if request is None:

@@ -66,7 +66,8 @@ class Credit:
     def earn(self, cost: float) -> None:
         """Take in that something was dispatched."""
         self._most = max(self._most, cost)
-        self._left = min(self._most, self._left + self.share * cost)
+        left = self._left + self.share * cost
+        self._left = min(self._most, left)
 
     def spend(self, cost: float) -> None:
         """Take in that it was used; it never owes more than the largest cost."""
@@ -120,10 +121,13 @@ class Guards:
         """Return when it has waited too long to be started at all; never for one that was tried."""
         if request.avoid:
             return inf
-        return self.due(request) + self.settings.grace * (self.due(request) - request.arrived)
+        longest = request.longest_wait
+        if longest is None:
+            longest = self.settings.longest_wait
+        return request.arrived + longest + self.settings.grace * longest
 
-    def add(self, request: Request, cost: float) -> None:
-        """Watch a request that waits."""
+    def add(self, request: Request, cost: float) -> float:
+        """Watch a request that waits; return when it gives up."""
         longest = request.longest_wait
         if longest is None:
             longest = self.settings.longest_wait
@@ -131,7 +135,8 @@ class Guards:
         if line is None:
             line = self._waited[longest] = Timeline(self._alive)
         line.add(request)
-        self._next_due = min(self._next_due, request.arrived + longest)
+        due = request.arrived + longest
+        self._next_due = min(self._next_due, due)
         if self._keeps_long and cost >= self.settings.long_cost:
             self._long.add(request, (request.sequence, 0.0))
         if self._sizes is not None:
@@ -139,6 +144,7 @@ class Guards:
             if lanes is None:
                 lanes = self._sizes[request.tenant] = Lanes()
             lanes.add(request, (cost, request.sequence))
+        return inf if request.avoid else due + self.settings.grace * longest
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits no longer."""

@@ -31,18 +31,25 @@ class Recalls:
     def placed(self, placement: Placement) -> None:
         """Take in a placement that has sent no byte."""
         request = placement.request
-        if request.stream and self._times.get(request.id, 0) < self._most:
-            self._open.setdefault(request.sla_rank, {})[id(placement)] = placement
+        if not request.stream:
+            return
+        if self._times and self._times.get(request.id, 0) >= self._most:
+            return
+        rank = self._open.get(request.sla_rank)
+        if rank is None:
+            rank = self._open[request.sla_rank] = {}
+        rank[id(placement)] = placement
 
     def begun(self, placement: Placement) -> None:
         """Take in that its first byte has come, or that it is over."""
         rank = self._open.get(placement.request.sla_rank)
-        if rank is not None and rank.pop(id(placement), None) is not None and not rank:
-            del self._open[placement.request.sla_rank]
+        if rank is not None:
+            rank.pop(id(placement), None)
 
     def forget(self, request_id: str) -> None:
         """Forget a request that is over."""
-        self._times.pop(request_id, None)
+        if self._times:
+            self._times.pop(request_id, None)
 
     def victim(self, rank: int, endpoints: Container[str]) -> Placement | None:
         """Return the placement to call back for a request of that rank, on one of the endpoints."""

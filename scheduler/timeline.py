@@ -35,13 +35,13 @@ class Timeline:
     def add(self, request: Request) -> None:
         """Take a request in."""
         line = self._line
+        if len(line) > self._most:
+            self._line = line = deque(r for r in line if self._alive(r))
+            self._most = 2 * len(line) + _FEW
         if line and request.arrived < line[-1].arrived:
             insort(line, request, key=_ARRIVED)
         else:
             line.append(request)
-        if len(line) > self._most:
-            self._line = deque(r for r in line if self._alive(r))
-            self._most = 2 * len(self._line) + _FEW
 
     def first(self) -> Request | None:
         """Return the oldest that is alive; None when none is."""
