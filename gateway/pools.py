@@ -89,9 +89,9 @@ class Endpoint:
 
     def configure(self, section: sections.Endpoint, window: WindowSettings) -> None:
         """Take a section of the same identity; `window` is how `auto` finds a limit."""
-        before, self.section = self.section, section
+        self.section = section
         if section.max_in_flight == AUTO:
-            if self.window is None or self.window.settings != window or before is not section:
+            if self.window is None or self.window.settings != window:
                 self.window = AdaptiveWindow(window)
             self.view.limit = self.window.limit
             return

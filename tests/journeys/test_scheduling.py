@@ -159,7 +159,10 @@ def test_an_automatic_limit_grows_while_its_requests_are_quick(go: Go, kit: Kit)
             view = gateway.pool.dispatcher.endpoints["e0"]
             assert view.limit == 8
             await asyncio.gather(*(ask(gateway, kit) for _ in range(40)))
-            assert 8 < view.limit <= 32
+            found = view.limit
+            assert 8 < found <= 32
+            gateway.process.apply(kit.config([endpoint], pool=pool))
+            assert gateway.pool.dispatcher.endpoints["e0"].limit == found
 
     go(main())
 
