@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .contracts import Ordering, Request
 
 
+_FEW = 1024
+
+
 class _Tenant:
     """One tenant's virtual time and its waiting requests."""
 
@@ -54,6 +57,8 @@ class Fair:
         self._shapes: dict[Hashable, int] = {}
         self._now = 0.0
         """Virtual time: where the latest turn started."""
+        self._most = _FEW
+        """As many tenants are known before those that are gone are forgotten."""
         self._size = 0
         self._taken: str | None = None
 
@@ -134,14 +139,23 @@ class Fair:
         tenant = self._find(request.tenant)
         tenant.in_flight = max(0, tenant.in_flight - 1)
         self._move(tenant, (cost - charged) / request.weight)
-        if tenant.seat is None and not tenant.in_flight and tenant.time <= self._now:
-            del self._tenants[tenant.name]  # it would come back with the same virtual time
 
     def _find(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
+            if len(self._tenants) >= self._most:
+                self._forget()
             tenant = self._tenants[name] = _Tenant(name, self._inside(), self._now)
         return tenant
+
+    def _forget(self) -> None:
+        """Forget who is gone and not ahead: they would come back with the same virtual time."""
+        self._tenants = {
+            name: tenant
+            for name, tenant in self._tenants.items()
+            if tenant.seat is not None or tenant.in_flight or tenant.time > self._now
+        }
+        self._most = 2 * len(self._tenants) + _FEW
 
     def _gone(self, tenant: _Tenant, request: Request) -> None:
         self._size -= 1

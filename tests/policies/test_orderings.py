@@ -155,14 +155,18 @@ def test_fair_corrects_a_wrong_prediction_when_the_truth_is_known():
     assert queue.virtual_times() == {"a": 150.0}
 
 
-def test_fair_forgets_who_is_gone_and_not_ahead():
+def test_fair_forgets_who_is_gone_and_not_ahead_when_many_are_known():
     queue = Fair()
-    for number in range(1000):
+    ahead = request(0, tenant="ahead")
+    queue.started(ahead, 1e6, 0.0)
+    queue.settled(ahead, 1e6, 1e6)
+    for number in range(1, 10_000):
         one = request(number, tenant=f"t{number}")
         queue.started(one, 1.0, 0.0)
         queue.settled(one, 1.0, 0.0)
 
-    assert queue.virtual_times() == {}
+    assert len(queue.virtual_times()) <= 1024
+    assert queue.virtual_times()["ahead"] == 1e6
 
 
 def test_ml_is_fair_outside_and_takes_ratios_inside():
