@@ -111,7 +111,7 @@ class Pace:
 class Bounded:
     """Orders by size, and by age among the late."""
 
-    share: float = 0.72
+    share: float = 0.68
     """Of the work that late requests may take before shorter ones."""
     large: float = 0.015
     """Share of the requests that are thought large."""
