@@ -270,7 +270,9 @@ class Relay:
             self._answer_error(error, finish=Finish.ENGINE_ERROR)
             return
         if self._state is _STREAMING:
-            self._broke_off(error)
+            self._judge(Verdict.BROKEN, error.message)
+            said = final(Verdict.BROKEN, error, self.request.pool)  # without the engine's address
+            self._end_stream(said, b"", Finish.TRUNCATED)
         else:
             self._attempt_failed(Verdict.BROKEN, error, sent=sent)
 

@@ -392,7 +392,8 @@ def test_a_cut_stream_ends_in_one_error_event_of_its_dialect(
         assert rest.endswith(b"\n\n")
         error = json.loads(rest.removeprefix(prefix))
         message = error["message"] if path == "/v1/responses" else error["error"]["message"]
-        assert "engine" in message or "closed the connection" in message
+        assert "engine" in message
+        assert "127.0.0.1" not in message  # where engines are is no caller's business
         assert body.count(b"error") >= 1
         assert b'finish_reason":"' not in body
         assert b"[DONE]" not in body
