@@ -104,6 +104,7 @@ class Guards:
         self._overdue_of: dict[str, Lanes] = {}
         self._keeps_long = bool(settings.long_share) and getattr(ordering, "by_size", False)
         self._long = Lanes()
+        self._longs = 0
         self._sizes: dict[str, Lanes] | None = {} if sizes else None
         self._jumped: str | None = None
 
@@ -139,6 +140,7 @@ class Guards:
         self._next_due = min(self._next_due, due)
         if self._keeps_long and cost >= self.settings.long_cost:
             self._long.add(request, (request.sequence, 0.0))
+            self._longs += 1
         if self._sizes is not None:
             lanes = self._sizes.get(request.tenant)
             if lanes is None:
@@ -148,10 +150,10 @@ class Guards:
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits no longer."""
-        if len(self._overdue) and self._overdue.discard(request):
+        if self._overdue_of and self._overdue.discard(request):
             _drop(self._overdue_of, request)
-        if len(self._long):
-            self._long.discard(request)
+        if self._longs and self._long.discard(request):
+            self._longs -= 1
         if self._sizes is not None:
             _drop(self._sizes, request)
 
@@ -160,14 +162,14 @@ class Guards:
         if now >= self._next_due:
             self._age(now)
         ordering = self._ordering
-        if len(self._overdue) and self._overdue_credit.open:
+        if self._overdue_of and self._overdue_credit.open:
             request = self._overdue.first(fits)
             if request is not None:
                 ordering.discard(request)
                 self._jumped = request.id
                 self.forced += 1
                 return request
-        if len(self._long) and self._long_credit.open:
+        if self._longs and self._long_credit.open:
             request = self._long.first(fits)
             if request is not None:
                 ordering.discard(request)

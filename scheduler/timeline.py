@@ -37,7 +37,7 @@ class Timeline:
         line = self._line
         if len(line) > self._most:
             self._line = line = deque(r for r in line if self._alive(r))
-            self._most = 2 * len(line) + _FEW
+            self._most = 4 * len(line) + _FEW
         if line and request.arrived < line[-1].arrived:
             insort(line, request, key=_ARRIVED)
         else:
