@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from forebay.policies.contracts import Placement
 
+_MOST_KNOWN = 4096
 _MOST_LOOKS = 64
 """Placements looked at for one arrival: a pool full of exhausted ones is not gone through."""
 
@@ -69,3 +70,5 @@ class Recalls:
         self.recalled += 1
         times = self._times
         times[placement.request.id] = times.get(placement.request.id, 0) + 1
+        if len(times) > _MOST_KNOWN:  # those whose last try failed are never told as over
+            del times[next(iter(times))]
