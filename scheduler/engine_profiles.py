@@ -73,11 +73,11 @@ output tokens, 64 at once: 4,956 output tokens/s, median TTFT 567 ms, median TPO
 
 CPU_TINY = Profile(
     name="cpu-tiny",
-    step_s=2.2076e-3,
-    prefill_token_s=0.0,
-    prefill_pair_s=1.6427e-9,
-    decode_sequence_s=0.19315e-3,
-    overhead_s=5.9167e-3,
+    step_s=2.5512e-3,
+    prefill_token_s=21.045e-6,
+    prefill_pair_s=8.4079e-9,
+    decode_sequence_s=0.15981e-3,
+    overhead_s=5.4178e-3,
     max_num_seqs=32,
     max_num_batched_tokens=2048,
     block_tokens=32,

@@ -270,7 +270,7 @@ def replayed(live: Live) -> list[tuple[int, str]]:
 def test_the_twin_sends_the_same_requests_to_the_same_places_in_the_same_order(
     order: str, count: int
 ) -> None:
-    live = Live(config(order), count, rate=120.0)
+    live = Live(config(order), count, rate=90.0)
 
     assert len(live.sent) == count
     assert replayed(live) == live.sent
