@@ -58,7 +58,12 @@ def ledger(tmp_path: Path) -> Path:
     file = tmp_path / "usage.sqlite"
     book = SqliteBook(file)
     book.prepare()
-    asyncio.run(book.write("batch", SUMS))
+
+    async def write() -> None:
+        await book.write("batch", SUMS)
+        await book.close()
+
+    asyncio.run(write())
     return file
 
 

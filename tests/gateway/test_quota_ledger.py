@@ -160,6 +160,25 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path):
     assert SqliteBook(tmp_path / "usage.db").read(None) == []
 
 
+def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path, run: Run):
+    file, moved = tmp_path / "usage.db", tmp_path / "november.db"
+
+    async def scenario() -> None:
+        book = SqliteBook(file)
+        book.prepare()
+        ledger = Ledger(book)
+        ledger.add("acme", "small", 20261129, charge())
+        assert await ledger.flush()
+        for part in ("", "-wal", "-shm"):
+            file.with_name(file.name + part).rename(moved.with_name(moved.name + part))
+        ledger.add("globex", "small", 20261130, charge())
+        assert await ledger.close()
+
+    run(scenario())
+    assert SqliteBook(moved).read(None) == [row("acme", "small", "2026-11-29")]
+    assert SqliteBook(file).read(None) == [row("globex", "small", "2026-11-30")]
+
+
 def test_counters_begin_with_the_day_and_the_month():
     rows = [
         row("acme", "small", "2026-11-29", 2),
