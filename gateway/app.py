@@ -33,6 +33,7 @@ from forebay.scheduler.length import LengthFeatures
 
 from . import intake
 from .dialects import dialect_of_path
+from .failing import retry_after
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
@@ -221,8 +222,7 @@ class App:
         )
         self.observer.settled(outcome, UNTRACED)
         headers = list[tuple[bytes, bytes]]()
-        if error.retry_after is not None:
-            headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+        headers += retry_after(error)
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         headers += error.headers
@@ -419,8 +419,8 @@ class App:
         head = [(b"content-type", content_type), (b"x-request-id", inbound.shown_id.encode())]
         if content_type.startswith(b"text/event-stream"):
             head.append(_NO_CACHE)
-        if error is not None and error.retry_after is not None:
-            head.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+        if error is not None:
+            head += retry_after(error)
         if inbound.tenant.debug_headers:
             head.append((b"x-forebay-pool", outcome.pool.encode()))
             if outcome.endpoint:

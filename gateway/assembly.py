@@ -133,7 +133,7 @@ class Assembly:
         client = self._clients.get(endpoint)
         if client is None:
             # Takes 100 ms, and embedded engines need none.
-            from .control import control_client  # noqa: PLC0415
+            from .control import control_client  # noqa: PLC0415 - only where it is needed
 
             # Not over the callers' connections: a probe must see that a new one can be made.
             own = _connections(endpoint.section, _CONTROL_CONNECT_S)
@@ -172,7 +172,7 @@ def _connections(section: sections.Endpoint, connect_timeout: float) -> Connecti
 def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:
     """Make an embedded engine that serves whatever the pool sends on."""
     # Whoever has real engines need not load a make-believe one.
-    from forebay.adapters.sim import Embedded  # noqa: PLC0415
+    from forebay.adapters.sim import Embedded  # noqa: PLC0415 - only where it is needed
 
     sim = section.sim
     names = tuple(dict.fromkeys(pool.models[m] or pool.engine_model or m for m in pool.models))

@@ -15,9 +15,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["kernels"]:
         # Inside an engine's environment nothing of the gateway's is installed. Its own options are
         # its own business, `--help` among them.
-        from .commands import kernels  # noqa: PLC0415
+        from .commands import kernels  # noqa: PLC0415 - only what is asked for
 
         return kernels.forward(arguments[1:])
-    from .commands import line  # noqa: PLC0415
+    from .commands import line  # noqa: PLC0415 - only what is asked for
 
     return line.run(arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from forebay.adapters.base import Verdict
 from forebay.policies.contracts import (
     DeadlineExpired,
@@ -51,6 +53,15 @@ def shutting_down() -> Overloaded:
         code="draining",
         retry_after=RETRY_AFTER,
     )
+
+
+def retry_after(error: ForebayError) -> list[tuple[bytes, bytes]]:
+    """Return the `Retry-After` of an error (RFC 9110, 10.2.3), in whole seconds, rounded up.
+
+    Whoever came back a second early would be refused again.
+    """
+    seconds = error.retry_after
+    return [] if seconds is None else [(b"retry-after", b"%d" % max(1, math.ceil(seconds)))]
 
 
 def told(error: ForebayError, status: int) -> str:

@@ -133,8 +133,8 @@ def _write(message: Any, pieces: list[bytes]) -> None:
         pieces += (_canonical(message), _END)
         return
     role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
-    pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]
-    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]
+    pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType] - JSON
+    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType] - JSON
     if rest:
         pieces.append(_canonical(rest))
     pieces.append(_END)
@@ -144,7 +144,7 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "replace")
     if isinstance(value, list) and len(value) == 1:  # type: ignore[reportUnknownArgumentType] - any JSON
-        (part,) = value  # type: ignore[reportUnknownVariableType]
-        if isinstance(part, dict) and part.keys() == {"type", "text"}:  # type: ignore[reportUnknownMemberType]
+        (part,) = value  # type: ignore[reportUnknownVariableType] - JSON
+        if isinstance(part, dict) and part.keys() == {"type", "text"}:  # type: ignore[reportUnknownMemberType] - JSON
             return _canonical(part["text"])  # type: ignore[reportUnknownArgumentType] - text in a list of one is that text
     return msgspec.json.encode(value, order="deterministic")

@@ -77,7 +77,7 @@ def _read(name: str, kernel: Any) -> Compiled:
 
         def dump(what: str) -> str:
             tool = [str(_TOOLS / "cuobjdump"), what, cubin.name]
-            return subprocess.run(tool, check=True, capture_output=True, text=True).stdout  # noqa: S603
+            return subprocess.run(tool, check=True, capture_output=True, text=True).stdout  # noqa: S603 - Triton's own tool
 
         usage = dump("--dump-resource-usage")
         sass = dump("--dump-sass")

@@ -64,7 +64,7 @@ def decode(
         max_query_len=max_query_len,
         scale=scale,
         rule=Rule(window=window, sink_tokens=sink_tokens, soft_cap=soft_cap, tree=tree),
-        policy=policy,  # pyright: ignore[reportArgumentType]
+        policy=policy,  # pyright: ignore[reportArgumentType] - a schema knows only str
         out=out,
     )  # fmt: skip
 

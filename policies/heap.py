@@ -40,7 +40,7 @@ class Heap(Generic[T]):
     def __contains__(self, id: str) -> bool:  # noqa: A002 - the word for it
         return id in self._live
 
-    def get(self, id: str) -> T | None:  # noqa: A002
+    def get(self, id: str) -> T | None:  # noqa: A002 - of a request
         """Return the item of that id; None when it is not there."""
         alive = self._live.get(id)
         return None if alive is None else alive[1]
@@ -49,7 +49,7 @@ class Heap(Generic[T]):
         """Go through the items in no order of importance."""
         return (item for _, item in self._live.values())
 
-    def add(self, key: float | tuple[float, float], id: str, item: T) -> None:  # noqa: A002
+    def add(self, key: float | tuple[float, float], id: str, item: T) -> None:  # noqa: A002 - of a request
         """Take an item in; ValueError when its id is already there."""
         if id in self._live:
             raise ValueError(f"{id!r} is already waiting")
@@ -68,7 +68,7 @@ class Heap(Generic[T]):
             heappop(entries)
         return None
 
-    def remove(self, id: str) -> T | None:  # noqa: A002
+    def remove(self, id: str) -> T | None:  # noqa: A002 - of a request
         """Take an item out, wherever it is; None when it is not there."""
         alive = self._live.pop(id, None)
         if alive is None:

@@ -60,15 +60,15 @@ class Aged:
         """Forget a request that left; False when it was not waiting."""
         return self._lanes.discard(request)
 
-    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:  # noqa: ARG002
+    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:  # noqa: ARG002 - as Ordering has it
         """Remove and return the first request that `fits`; None when none does."""
         return self._lanes.take(fits)
 
-    def started(self, request: Request, cost: float, now: float) -> None:  # noqa: ARG002
+    def started(self, request: Request, cost: float, now: float) -> None:  # noqa: ARG002 - as Ordering has it
         """Learn how long requests wait."""
         self._wait += _STEP * (max(0.0, now - request.arrived) - self._wait)
 
-    def settled(self, request: Request, charged: float, cost: float) -> None:  # noqa: ARG002
+    def settled(self, request: Request, charged: float, cost: float) -> None:  # noqa: ARG002 - as Ordering has it
         """Learn what a tenant's answers cost."""
         answer = max(0.0, cost - A * request.uncached_tokens)
         if cost and (request.tenant in self._answers or len(self._answers) < _MAX_TENANTS):

@@ -39,6 +39,6 @@ class Sjf:
         """Forget a request that left; False when it was not waiting."""
         return self._lanes.discard(request)
 
-    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:  # noqa: ARG002
+    def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:  # noqa: ARG002 - as Ordering has it
         """Remove and return the shortest request that `fits`; None when none does."""
         return self._lanes.take(fits)

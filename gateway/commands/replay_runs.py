@@ -226,7 +226,7 @@ def _named(arguments: Namespace) -> Iterator[tuple[str, list[TraceRequest]]]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: _rounded(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType] - JSON
     return round(value, 6) if isinstance(value, float) else value
 
 

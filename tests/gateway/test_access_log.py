@@ -177,7 +177,7 @@ def test_names_without_end_do_not_grow_memory():
         log.add(replace(DONE, tenant=f"made-up-{n}"))
     log.flush()
     # No public number shows what is remembered.
-    assert len(log._names) == access_log.MAX_CACHED  # pyright: ignore[reportPrivateUsage]
+    assert len(log._names) == access_log.MAX_CACHED  # pyright: ignore[reportPrivateUsage] - its bound shows nowhere else
     assert len(kept.lines) == access_log.MAX_CACHED + 100
 
 

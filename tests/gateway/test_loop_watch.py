@@ -92,7 +92,7 @@ def test_a_real_loop_that_is_held_up_is_noticed():
         watch = LoopWatch(asyncio.get_running_loop(), pauses)
         watch.start()
         # What the test is about: something holds the loop up.
-        time.sleep(3 * INTERVAL)  # noqa: ASYNC251
+        time.sleep(3 * INTERVAL)  # noqa: ASYNC251 - to block the loop is the point
         await pauses.told.wait()
         watch.stop()
         return watch.longest

@@ -228,8 +228,8 @@ def test_names_without_end_do_not_grow_memory():
         m.settled(replace(DONE, tenant=f"made-up-{n}", route=f"/made/up/{n}"))
     m.fold()
     # No public number shows what is remembered.
-    assert len(m._requests_by_name) == metrics.MAX_CACHED  # pyright: ignore[reportPrivateUsage]
-    assert len(m._tokens_by_name) == metrics.MAX_CACHED  # pyright: ignore[reportPrivateUsage]
+    assert len(m._requests_by_name) == metrics.MAX_CACHED  # pyright: ignore[reportPrivateUsage] - its bound shows nowhere else
+    assert len(m._tokens_by_name) == metrics.MAX_CACHED  # pyright: ignore[reportPrivateUsage] - its bound shows nowhere else
     assert named(scrape(m), "forebay_requests_total") == {
         ("v0", "completed", "llama", "other", "200"): metrics.MAX_CACHED + 100
     }

@@ -228,7 +228,7 @@ class Told(Twin):
 
     requests: Sequence[Request] = ()
 
-    def _request(self, index: int, asked: TraceRequest, life: Life) -> Request:  # noqa: ARG002
+    def _request(self, index: int, asked: TraceRequest, life: Life) -> Request:  # noqa: ARG002 - as Twin has it
         return msgspec.structs.replace(self.requests[index], id=str(index), sequence=index)
 
 

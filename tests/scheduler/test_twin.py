@@ -83,7 +83,9 @@ class Plain:
 def run_plainly(trace: list[TraceRequest], settings: Settings) -> list[Life]:
     twin = Twin(trace, settings, Oracle())
     twin.stations[:] = [cast("Station", Plain(settings.profile)) for _ in twin.stations]
-    twin._by_name = dict(zip(twin.dispatcher.endpoints, twin.stations, strict=True))  # pyright: ignore[reportPrivateUsage]
+    twin._by_name = dict(  # pyright: ignore[reportPrivateUsage] - follows the stations
+        zip(twin.dispatcher.endpoints, twin.stations, strict=True)
+    )
     index = 0
     while True:
         due = twin.next_event()
@@ -99,7 +101,7 @@ def run_plainly(trace: list[TraceRequest], settings: Settings) -> list[Life]:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("order", ["fcfs", "ml"])
-def test_leaving_quiet_stretches_alone_changes_nothing(order: str, ahead: bool) -> None:  # noqa: FBT001
+def test_leaving_quiet_stretches_alone_changes_nothing(order: str, ahead: bool) -> None:  # noqa: FBT001 - a parameter of pytest
     profile = replace(SMALL, schedules_ahead=ahead)
     settings = Settings(
         profile=profile, scheduling=Scheduling(order=order, predicts=True), endpoints=2
