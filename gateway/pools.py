@@ -249,11 +249,7 @@ class Pool:
             if relay is None:  # it left in this very turn
                 self.release(placement, now)
                 continue
-            endpoint = self.endpoints.get(placement.endpoint)
-            if endpoint is not None and endpoint.window is not None:
-                endpoint.window.placed(endpoint.view.in_flight)
-            if self.prefix is not None:
-                self.prefix.placed(placement)
+            self._note_placed(placement)
             relay.placed(placement, now)
 
     def submit(self, request: Request, now: float) -> Placement | None:
@@ -264,12 +260,16 @@ class Pool:
         finally:
             self._tell_others(now)
         if placement is not None:
-            endpoint = self.endpoints[placement.endpoint]
-            if endpoint.window is not None:
-                endpoint.window.placed(endpoint.view.in_flight)
-            if self.prefix is not None:
-                self.prefix.placed(placement)
+            self._note_placed(placement)
         return placement
+
+    def _note_placed(self, placement: Placement) -> None:
+        """Tell the endpoint's window and the prefixes where a request goes."""
+        endpoint = self.endpoints.get(placement.endpoint)
+        if endpoint is not None and endpoint.window is not None:
+            endpoint.window.placed(endpoint.view.in_flight)
+        if self.prefix is not None:
+            self.prefix.placed(placement)
 
     def release(self, placement: Placement, now: float, outcome: Outcome | None = None) -> None:
         """Give a place back and start whoever is next; without an outcome it is tried again."""
