@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from forebay.prefixcache.blocks import BlockHash
 
     from .dialects import Seen
+    from .endpoint import Endpoint
     from .intake import Inbound
     from .keys import Grant, Keys
     from .local import LocalAnswers
     from .messages import Guest, Message, Responder
     from .meter import Meter
-    from .pools import Endpoint, Pool
+    from .pools import Pool
     from .prefix import PoolPrefix
     from .telemetry.traces import RequestTrace, Tracing
 

@@ -12,8 +12,9 @@ from zlib import crc32
 from forebay.adapters.connections import Connections
 from forebay.adapters.registry import ADAPTERS
 
+from .endpoint import Endpoint
 from .monitor import Monitor
-from .pools import Endpoint, Pool
+from .pools import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

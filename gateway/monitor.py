@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from forebay.adapters.base import Load, Probe
 
-    from .pools import Endpoint, Pool
+    from .endpoint import Endpoint
+    from .pools import Pool
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from forebay.gateway.config.sections import Tenant
 
-    from .pools import Endpoint, Pool
+    from .endpoint import Endpoint
+    from .pools import Pool
     from .process import Process
     from .quota.ledger import Row
 

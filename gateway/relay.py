@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Placement, Request
 
     from .app import App
+    from .endpoint import Endpoint
     from .intake import Inbound
     from .messages import Responder
     from .meter import Lease
-    from .pools import Endpoint
 
 MAX_ERROR_BODY = 64 << 10
 _SHORT_BODY = 64 << 10

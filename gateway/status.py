@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .pools import shown_state
+from .endpoint import shown_state
 from .telemetry.snapshot import EndpointStatus, PoolStatus, QueueStatus, Snapshot
 
 if TYPE_CHECKING:
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from forebay.scheduler.dispatch import Dispatcher
 
-    from .pools import Endpoint, Pool
+    from .endpoint import Endpoint
+    from .pools import Pool
 
 
 def take_snapshot(pools: Iterable[Pool], *, now: float, **rest: Any) -> Snapshot:

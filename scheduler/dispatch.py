@@ -9,10 +9,8 @@ So a request that comes while others wait may still be placed at once (whoever w
 endpoint it takes), and an event only has to hand out the room it made. Every event that can make
 room ends in `_fill`; whoever edits an EndpointView calls `changed` at once.
 
-Endpoints are chosen by filter -> score -> pick. A filter that says `stable = True` promises that
-its answer depends on the request's shape and on `usable`, `models`, `routes` and `name` only; it is
-asked once a shape, then again after `changed` or `set_endpoints`. The other filters are asked each
-time, after the stable ones.
+Where a request may go is `placing`'s to say, who may wait at all is `entrance`'s, and who goes next
+the ordering's and the guards'.
 
 An event returns the placements of those whose turn has come. More may happen to others besides: a
 lower class's request is refused to make room in the queue, a lower class's placement is called back
@@ -27,17 +25,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import Charged, Placement
-from forebay.policies.filter_room import Room
 
-from .admission import Admission
 from .cost import Cost
+from .entrance import Entrance
 from .guards import Guards
-from .limits import QueueLimits, past_watermark, queue_full, too_late
+from .limits import QueueLimits, too_late
 from .others import Others
+from .placing import Placing
 from .recall import Recalls
 from .unservable import unservable
 from .waiting import Waiting
-from .window import SlidingCount
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -53,13 +50,8 @@ if TYPE_CHECKING:
         Score,
     )
 
-    from .admission import WatermarkSettings
+    from .admission import Admission, WatermarkSettings
     from .guards import GuardSettings
-
-_MOST_SHAPES = 4096
-"""Remembered shapes: callers may invent model names where endpoints take any."""
-_RATE_WINDOW_S = 10.0
-_LONGEST_RETRY_AFTER_S = 60.0
 
 
 class Dispatcher:
@@ -85,7 +77,6 @@ class Dispatcher:
         cost: Cost | None = None,
     ) -> None:
         self.pool = pool
-        self.endpoints: dict[str, EndpointView] = {}
         self._others = Others()
         self.displaced = 0
         """Waiting requests that were refused to make room for a higher class."""
@@ -94,20 +85,18 @@ class Dispatcher:
         self.released_twice = 0
         """Releases of what was not in flight: a bug of the caller, without effect here."""
         self._ordering = ordering
-        self._stable = [f for f in filters if getattr(f, "stable", False)]
-        self._moving = [f for f in filters if not getattr(f, "stable", False)]
-        self._limited = any(isinstance(f, Room) for f in filters)
-        self._scores = list(scores)
-        self._pick = pick
-        self._rng = rng
-        self._limits = QueueLimits(max_requests, max_bytes)
-        self._eligible: dict[Hashable, Sequence[EndpointView]] = {}
+        self._placing = Placing(filters=filters, scores=scores, pick=pick, rng=rng)
         self._placed: dict[int, Placement] = {}
         self._cost = cost or Cost()
         self._charged = ordering if isinstance(ordering, Charged) else None
 
-        self.admission = None if watermarks is None else Admission(watermarks)
         self.waiting = Waiting(ranked=guards is not None)
+        self._entrance = Entrance(
+            pool=pool,
+            waiting=self.waiting,
+            limits=QueueLimits(max_requests, max_bytes),
+            watermarks=watermarks,
+        )
         self.guards: Guards | None = None
         if guards is not None:
             alive = self.waiting.is_waiting
@@ -115,12 +104,22 @@ class Dispatcher:
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
         self._costed = self._charged is not None or self.guards is not None
         self._next = ordering.next if self.guards is None else self.guards.next
-        self._started = SlidingCount(_RATE_WINDOW_S)
+        self._started = self._entrance.starts
 
     @property
     def ordering(self) -> Ordering:
         """Who says who goes next."""
         return self._ordering
+
+    @property
+    def endpoints(self) -> dict[str, EndpointView]:
+        """The endpoints by name."""
+        return self._placing.views
+
+    @property
+    def admission(self) -> Admission | None:
+        """The watermarks; None where there are none."""
+        return self._entrance.admission
 
     @property
     def queued(self) -> int:
@@ -150,7 +149,7 @@ class Dispatcher:
     @property
     def remembered_shapes(self) -> int:
         """How many shapes have their endpoints remembered."""
-        return len(self._eligible)
+        return self._placing.remembered_shapes
 
     @property
     def next_deadline(self) -> float | None:
@@ -164,15 +163,7 @@ class Dispatcher:
 
     def set_endpoints(self, views: Iterable[EndpointView]) -> None:
         """Replace the endpoints; call `changed` after. What is in flight stays counted by name."""
-        self.endpoints = {view.name: view for view in views}
-        for view in self.endpoints.values():
-            view.in_flight = view.in_flight_tokens = 0
-        for placement in self._placed.values():
-            view = self.endpoints.get(placement.endpoint)
-            if view is not None:
-                view.in_flight += 1
-                view.in_flight_tokens += placement.tokens
-        self._eligible.clear()
+        self._placing.replace(views, self._placed.values())
 
     def take_over(self, other: Dispatcher) -> None:
         """Go on for another dispatcher of the same pool: its endpoints, what runs and what waits.
@@ -180,7 +171,7 @@ class Dispatcher:
         Charges begin anew, and what runs is not called back.
         """
         self._placed = other._placed
-        self._started = other._started
+        self._started = self._entrance.starts = other._started
         self.set_endpoints(other.endpoints.values())
         for request in sorted(other.waiting, key=lambda r: r.sequence):
             self._wait(request, request.arrived)
@@ -189,7 +180,7 @@ class Dispatcher:
         self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
     ) -> None:
         """Change what may wait, also of one class; what waits already stays."""
-        self._limits = QueueLimits(max_requests, max_bytes, classes)
+        self._entrance.set_limits(max_requests=max_requests, max_bytes=max_bytes, classes=classes)
 
     def submit(self, request: Request, now: float) -> Placement | None:
         """Place a request, or queue it (None).
@@ -200,13 +191,12 @@ class Dispatcher:
         Raises Overloaded, 429 when the queue is full and 503 when nothing usable could ever serve
         it, and InvalidRequest (404) when no endpoint of the pool has the route or the model.
         """
-        if self.admission is not None and not request.avoid:
-            self._let_in(request, now)
-        eligible = candidates = self._eligible_for(request, now)
-        for keep in self._moving:
-            candidates = keep(request, candidates, now)
+        if not request.avoid:
+            self._entrance.check_watermarks(request, now)
+        candidates = self._placing.candidates(request, now)
         if candidates:
             return self._place(request, candidates, now)
+        eligible = self._placing.eligible(request, now)
         if not eligible:
             raise unservable(request, self.pool, self.endpoints)
         if self._recalls is not None and request.sla_rank > 0:
@@ -214,7 +204,7 @@ class Dispatcher:
             if placement is not None:
                 return placement
         if not request.avoid:
-            self._admit(request, now)
+            self._let_in(request, now)
         self._wait(request, now)
         return None
 
@@ -240,7 +230,7 @@ class Dispatcher:
 
     def could_serve(self, request: Request, now: float) -> bool:
         """Tell whether an endpoint that is usable now could serve it, with room or without."""
-        return bool(self._eligible_for(request, now))
+        return bool(self._placing.eligible(request, now))
 
     def leave(self, request: Request) -> bool:
         """Forget a waiting request whose caller left; False when it does not wait."""
@@ -288,7 +278,7 @@ class Dispatcher:
 
     def changed(self, now: float) -> list[Placement]:
         """Take in that EndpointViews were edited, and return who goes next."""
-        self._eligible.clear()
+        self._placing.forget()
         self._measure(now)
         return self._fill(now)
 
@@ -306,13 +296,13 @@ class Dispatcher:
     def _expire(self, now: float) -> list[Request]:
         expired: list[Request] = []
         while (top := self.waiting.soonest()) is not None and top[0] <= now:
-            request = top[1]
+            until, request = top
             self._leave(request)
-            if top[0] < request.deadline:
+            if until < request.deadline:
                 self.gave_up += 1
-                self._others.refused.append(
-                    (request, too_late(self.pool, now - request.arrived, self._retry_after(now)))
-                )
+                wait = self._entrance.retry_after(now)
+                error = too_late(self.pool, now - request.arrived, wait)
+                self._others.refused.append((request, error))
             else:
                 expired.append(request)
         return expired
@@ -322,40 +312,16 @@ class Dispatcher:
 
         For after `set_endpoints` or a long outage; O(waiting).
         """
-        hopeless = [r for r in self.waiting if not self._eligible_for(r, now)]
+        hopeless = [r for r in self.waiting if not self._placing.eligible(r, now)]
         for request in hopeless:
             self._leave(request)
         return [(r, unservable(r, self.pool, self.endpoints)) for r in hopeless]
 
-    def _eligible_for(self, request: Request, now: float) -> Sequence[EndpointView]:
-        """Return the endpoints that could serve the request if they had room."""
-        shape = request.shape
-        found = self._eligible.get(shape)
-        if found is None:
-            found = list(self.endpoints.values())
-            for keep in self._stable:
-                found = keep(request, found, now)
-            if len(self._eligible) >= _MOST_SHAPES:
-                self._eligible.clear()
-            self._eligible[shape] = found
-        return found
-
-    def _candidates(self, request: Request, now: float) -> Sequence[EndpointView]:
-        """Return the endpoints that may take the request now."""
-        found = self._eligible.get(request.shape)
-        if found is None:
-            found = self._eligible_for(request, now)
-        for keep in self._moving:
-            found = keep(request, found, now)
-        return found
-
     def _place(self, request: Request, candidates: Sequence[EndpointView], now: float) -> Placement:
-        scores = self._rate(request, candidates, now)
-        index = self._pick(candidates, scores, self._rng)
-        view = candidates[index]
+        view, score = self._placing.choose(request, candidates, now)
         tokens = request.uncached_tokens + request.output_tokens_estimate
         cost = self._predicted(request) if self._costed else 0.0
-        placement = Placement(request, view.name, tokens, now, scores[index], cost)
+        placement = Placement(request, view.name, tokens, now, score, cost)
         view.in_flight += 1
         view.in_flight_tokens += tokens
         self._placed[id(placement)] = placement
@@ -372,17 +338,6 @@ class Dispatcher:
         cost = self._cost  # written out: a call by keywords takes three times as long
         return cost.a * request.uncached_tokens + cost.b * request.output_tokens_estimate
 
-    def _rate(
-        self, request: Request, candidates: Sequence[EndpointView], now: float
-    ) -> Sequence[float]:
-        if len(self._scores) == 1:
-            return self._scores[0][0](request, candidates, now)
-        totals = [0.0] * len(candidates)
-        for score, weight in self._scores:
-            for index, value in enumerate(score(request, candidates, now)):
-                totals[index] += weight * min(1.0, max(0.0, value))
-        return totals
-
     def _fill(self, now: float) -> list[Placement]:
         """Hand out whatever room there is."""
         placements: list[Placement] = []
@@ -392,7 +347,7 @@ class Dispatcher:
             shape = request.shape
             candidates = found.get(shape)
             if candidates is None:
-                candidates = found[shape] = self._candidates(request, now)
+                candidates = found[shape] = self._placing.candidates(request, now)
             return bool(candidates)
 
         if self.guards is not None and self.waiting.size:
@@ -400,7 +355,7 @@ class Dispatcher:
             if top is not None and top[0] <= now:
                 # Nothing starts after its time, however late we are.
                 self._others.expired.extend(self._expire(now))
-        while self.waiting.size and not self._full():
+        while self.waiting.size and not self._placing.full():
             request = self._next(now, fits)
             if request is None:
                 break
@@ -409,15 +364,6 @@ class Dispatcher:
             found.clear()
         return placements
 
-    def _full(self) -> bool:
-        """Tell, without asking anybody, that nothing waiting can move: no endpoint has room."""
-        if not self._limited:
-            return False
-        for view in self.endpoints.values():
-            if view.in_flight < view.limit and view.room > 0:  # room alone takes twice as long
-                return False
-        return True
-
     def _forget(self, request_id: str) -> Request | None:
         request = self.waiting.remove(request_id)
         if request is not None and self.guards is not None:
@@ -425,35 +371,18 @@ class Dispatcher:
         return request
 
     def _measure(self, now: float) -> None:
-        admission = self.admission
-        if admission is not None:
-            admission.update(self.endpoints.values(), self._limits.use(self.waiting), now)
-            if self.guards is not None:
-                self.guards.short_first = admission.short_first
+        self._entrance.measure(self.endpoints.values(), now)
+        if self.guards is not None and self.admission is not None:
+            self.guards.short_first = self.admission.short_first
 
     def _let_in(self, request: Request, now: float) -> None:
-        """Hold a new request against the watermarks."""
-        assert self.admission is not None
-        self.admission.fill(self._limits.use(self.waiting))
-        reason = self.admission.refusal(request)
-        if reason is not None:
-            raise past_watermark(self.pool, reason, self._retry_after(now))
-
-    def _admit(self, request: Request, now: float) -> None:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
-        limits, waiting = self._limits, self.waiting
-        capped = limits.class_full(request, waiting)
-        if capped:
-            raise queue_full(self.pool, capped, self._retry_after(now))
-        share = 1.0 if self.admission is None else self.admission.queue_share
-        while full := limits.full(request, waiting, share):
-            victim = waiting.displaceable(request.sla_rank)
-            if victim is None:
-                raise queue_full(self.pool, full, self._retry_after(now))
+        entrance = self._entrance
+        entrance.check_class(request, now)
+        while (victim := entrance.in_the_way(request, now)) is not None:
             self._leave(victim)
             self.displaced += 1
-            error = queue_full(self.pool, "a higher class took its place", self._retry_after(now))
-            self._others.refused.append((victim, error))
+            self._others.refused.append((victim, entrance.displaced(now)))
 
     def _recall_for(
         self, request: Request, eligible: Sequence[EndpointView], now: float
@@ -469,17 +398,10 @@ class Dispatcher:
             return None
         self._recalls.call_back(victim)
         self._give_back(victim, 0.0)
-        candidates = self._candidates(request, now)
+        candidates = self._placing.candidates(request, now)
         placement = self._place(request, candidates, now) if candidates else None
         self._others.recalled.append(victim)
         self._wait(victim.request, now)
-        self._others.started.extend(
-            self._fill(now)
-        )  # where another endpoint has room for who was called back
+        # Where another endpoint has room for who was called back.
+        self._others.started.extend(self._fill(now))
         return placement
-
-    def _retry_after(self, now: float) -> float:
-        rate = self._started.rate(now)
-        if not rate:
-            return _RATE_WINDOW_S
-        return min(_LONGEST_RETRY_AFTER_S, max(1.0, (self.queued + 1) / rate))

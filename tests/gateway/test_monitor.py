@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Run
 
-    from forebay.gateway.pools import Endpoint, Pool
+    from forebay.gateway.endpoint import Endpoint
+    from forebay.gateway.pools import Pool
 
 GOOD = Probe(engine="openai", models=(ModelCard("m"),))
 

@@ -1,0 +1,98 @@
+"""Who may come into one pool's queue, and when whoever may not should return.
+
+Three things keep a new request out: a watermark, its class's cap, and a full queue. From a full
+queue the youngest of the lowest class gives way to a higher one. A request that comes back after an
+attempt was let in before, so nobody asks here again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .admission import Admission
+from .limits import QueueLimits, past_watermark, queue_full
+from .window import SlidingCount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from forebay.policies.contracts import EndpointView, Overloaded, Request
+
+    from .admission import WatermarkSettings
+    from .waiting import Waiting
+
+_RATE_WINDOW_S = 10.0
+_LONGEST_RETRY_AFTER_S = 60.0
+
+
+class Entrance:
+    """Holds new requests against the limits of one queue."""
+
+    __slots__ = ("_limits", "_pool", "_waiting", "admission", "starts")
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        waiting: Waiting,
+        limits: QueueLimits,
+        watermarks: WatermarkSettings | None,
+    ) -> None:
+        self.admission = None if watermarks is None else Admission(watermarks)
+        self.starts = SlidingCount(_RATE_WINDOW_S)
+        """Placements of the last seconds."""
+        self._pool = pool
+        self._waiting = waiting
+        self._limits = limits
+
+    def set_limits(
+        self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None
+    ) -> None:
+        """Change what may wait; what waits already stays."""
+        self._limits = QueueLimits(max_requests, max_bytes, classes)
+
+    def measure(self, views: Iterable[EndpointView], now: float) -> None:
+        """Move the watermarks to what the endpoints say."""
+        if self.admission is not None:
+            self.admission.update(views, self._limits.use(self._waiting), now)
+
+    def check_watermarks(self, request: Request, now: float) -> None:
+        """Raise Overloaded where a watermark keeps the request out."""
+        admission = self.admission
+        if admission is None:
+            return
+        admission.fill(self._limits.use(self._waiting))
+        reason = admission.refusal(request)
+        if reason is not None:
+            raise past_watermark(self._pool, reason, self.retry_after(now))
+
+    def check_class(self, request: Request, now: float) -> None:
+        """Raise Overloaded where as many of its class wait as may."""
+        full = self._limits.class_full(request, self._waiting)
+        if full:
+            raise queue_full(self._pool, full, self.retry_after(now))
+
+    def in_the_way(self, request: Request, now: float) -> Request | None:
+        """Return who has to leave the queue before the request can wait; None when nobody has to.
+
+        Raises Overloaded when the queue is full and nobody gives way.
+        """
+        share = 1.0 if self.admission is None else self.admission.queue_share
+        full = self._limits.full(request, self._waiting, share)
+        if not full:
+            return None
+        victim = self._waiting.displaceable(request.sla_rank)
+        if victim is None:
+            raise queue_full(self._pool, full, self.retry_after(now))
+        return victim
+
+    def displaced(self, now: float) -> Overloaded:
+        """Word it for whoever had to leave."""
+        return queue_full(self._pool, "a higher class took its place", self.retry_after(now))
+
+    def retry_after(self, now: float) -> float:
+        """Return in how many seconds what waits now will have started."""
+        rate = self.starts.rate(now)
+        if not rate:
+            return _RATE_WINDOW_S
+        return min(_LONGEST_RETRY_AFTER_S, max(1.0, (self._waiting.size + 1) / rate))
