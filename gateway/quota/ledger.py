@@ -103,13 +103,18 @@ class Ledger:
     async def flush(self) -> bool:
         """Write what has been gathered; False when it could not be and waits for the next time."""
         async with self._writing:
-            while self._unwritten is not None or self.pending:
-                if self._unwritten is None:
-                    self._unwritten = (uuid4().hex, self.pending)
-                    self.pending = {}
-                if not await self._write(*self._unwritten):
-                    return False
-                self._unwritten = None
+            if not await self._write_unwritten():
+                return False
+            # One batch: under load there is always more by the time that one is written.
+            self._unwritten = (uuid4().hex, self.pending)
+            self.pending = {}
+            return await self._write_unwritten()
+
+    async def _write_unwritten(self) -> bool:
+        if self._unwritten is not None:
+            if self._unwritten[1] and not await self._write(*self._unwritten):
+                return False
+            self._unwritten = None
         return True
 
     async def _write(self, name: str, sums: dict[Key, Sums]) -> bool:

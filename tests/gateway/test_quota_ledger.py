@@ -154,6 +154,38 @@ def test_a_book_that_is_away_is_no_error_of_the_ledger(run: Run):
     assert run(scenario()) is False
 
 
+class Busy:
+    """A book during whose writes more is used."""
+
+    tenants: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(self)
+        self.written: list[int] = []
+
+    async def write(self, name: str, sums: Mapping[Key, Sums]) -> None:
+        assert name
+        self.written.append(sums["acme", "tiny", 20261129][0])
+        if len(self.written) < 100:
+            self.ledger.add("acme", "tiny", 20261129, charge())
+
+    async def rows(self, tenants: Sequence[str] | None, since: int, until: int) -> list[Row]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_what_is_used_during_a_write_waits_for_the_next(run: Run):
+    busy = Busy()
+    for _ in range(3):
+        busy.ledger.add("acme", "tiny", 20261129, charge())
+    assert run(busy.ledger.flush())
+    assert busy.written == [3]
+    assert run(busy.ledger.flush())
+    assert busy.written == [3, 1]
+
+
 def test_a_file_that_cannot_be_made_is_told(tmp_path: Path):
     with pytest.raises(sqlite3.Error):
         SqliteBook(tmp_path / "no" / "such" / "folder").prepare()
