@@ -255,7 +255,6 @@ class Process:
             now = time.monotonic()
             try:
                 self.telemetry.flush()
-                self._metering.tick(now)
                 if now - checked >= CHECKS:
                     checked = now
                     self._check(now)

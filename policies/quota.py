@@ -266,22 +266,27 @@ class Account:
 
     def take(self, asked: Estimate) -> None:
         """Count a request that fits."""
-        tokens, nano = asked.tokens, asked.nano
+        tokens, nano, day, month = asked.tokens, asked.nano, self.day, self.month
         self.requests.add(asked.requests)
         self.tokens.add(tokens)
         self.concurrent += 1
-        self.day.tokens += tokens
-        self.day.nano += nano
-        self.month.tokens += tokens
-        self.month.nano += nano
+        day.tokens += tokens
+        month.tokens += tokens
+        if nano:
+            day.nano += nano
+            month.nano += nano
 
     def settle(self, asked: Estimate, used: Estimate, second: int, day: int) -> None:
         """Put what was used in the place of what was taken in `second` of `day`, and end it."""
         self.concurrent -= 1
-        _correct(self.requests, second, used.requests - asked.requests)
-        _correct(self.tokens, second, used.tokens - asked.tokens)
-        self.day.add(day, used.tokens - asked.tokens, used.nano - asked.nano)
-        self.month.add(day // 100, used.tokens - asked.tokens, used.nano - asked.nano)
+        if used.requests != asked.requests:
+            _correct(self.requests, second, used.requests - asked.requests)
+        tokens, nano = used.tokens - asked.tokens, used.nano - asked.nano
+        if tokens:
+            _correct(self.tokens, second, tokens)
+        if tokens or nano:
+            self.day.add(day, tokens, nano)
+            self.month.add(day // 100, tokens, nano)
 
     def shortage(self, caps: Caps, asked: Estimate, now: float, dates: Dates) -> Shortage:
         """Return why a request does not fit, by the limit that frees up last."""

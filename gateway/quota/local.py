@@ -5,60 +5,66 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from forebay.policies.quota import NAMES, Caps
+from forebay.policies.quota import NAMES, Account, Caps
 
-from .memory import MemoryStore
+from .memory import used_of
 from .tariff import NOTHING, Calendar, Tariff, charge_of, exceeded, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from forebay.gateway.meter import Asking, Headers
-    from forebay.policies.contracts import Outcome, Request
-    from forebay.policies.quota import Dates
+    from forebay.policies.contracts import Outcome, QuotaExceeded, Request
+    from forebay.policies.quota import Dates, Estimate, Shortage
 
     from .ledger import Ledger
-    from .memory import TenantAccount
     from .store import Used
-
-_RENEW_S = 20.0
 
 
 class LocalLease:
-    """What one call has reserved."""
+    """What one call has reserved. It cannot be lost: the counters go when this process goes."""
 
-    __slots__ = ("_account", "_id", "_meter", "_prompt", "_tariff")
+    __slots__ = ("_account", "_asked", "_day", "_meter", "_prompt", "_second", "_tariff")
 
     pending = False
 
     def __init__(
-        self, meter: LocalMeter, tariff: Tariff, account: TenantAccount, request: Request
+        self, meter: LocalMeter, tariff: Tariff, account: Account, asked: Estimate, prompt: int
     ) -> None:
         self._meter = meter
         self._tariff = tariff
         self._account = account
-        self._id = request.id
-        self._prompt = request.prompt_tokens_estimate
+        self._asked: Estimate | None = asked
+        """None once it is settled."""
+        self._second = account.requests.second
+        self._day = account.day.name
+        self._prompt = prompt
 
     def settle(self, outcome: Outcome) -> None:
         """See Lease."""
-        meter = self._meter
+        meter, account, asked = self._meter, self._account, self._asked
+        if asked is None:
+            return
+        self._asked = None
         charge = charge_of(outcome, self._prompt, self._tariff.prices)
         now = meter.now()
         dates = meter.calendar.dates(now)
+        account.advance(now, dates)
         used = NOTHING if charge is None else charge.used
-        self._account.settle(self._id, used, now, dates)
+        account.settle(asked, used, self._second, self._day)
         if charge is not None:
             meter.ledger.add(outcome.tenant, outcome.model, dates.day, charge)
 
     def headers(self) -> Headers:
         """See Lease."""
-        account = self._account.account
+        if not self._tariff.limited:
+            return ()
+        account = self._account
         return headers_of(self._tariff.caps, account.requests.total, account.tokens.total)
 
 
 class LocalMeter:
-    """Reserves and settles in memory. `renew` has to be called every `LEASE_S` or oftener."""
+    """Reserves and settles in memory."""
 
     def __init__(
         self,
@@ -73,14 +79,19 @@ class LocalMeter:
         self.calendar = Calendar() if calendar is None else calendar
         self.refused = Counter[tuple[str, str]]()
         """By tenant and limit."""
-        self._store = MemoryStore(now)
-        self._renewed = now()
+        self._accounts: dict[str, Account] = {}
+        """Of every tenant that was ever here: what was counted outlives a reload."""
         self.configure(tariffs)
 
     def configure(self, tariffs: Mapping[str, Tariff]) -> None:
         """Take other limits; what was counted stays."""
-        accounts = {name: self._store.account(name) for name in tariffs}
-        self._tenants = {name: (tariff, accounts[name]) for name, tariff in tariffs.items()}
+        self._tenants = {name: (tariff, self._account(name)) for name, tariff in tariffs.items()}
+
+    def _account(self, tenant: str) -> Account:
+        found = self._accounts.get(tenant)
+        if found is None:
+            found = self._accounts[tenant] = Account()
+        return found
 
     def reserve(self, request: Request, model: str, asking: Asking) -> LocalLease:  # noqa: ARG002 - the protocol's signature
         """See Meter."""
@@ -89,41 +100,36 @@ class LocalMeter:
         asked = tariff.estimate(request, model)
         now = self.now()
         dates = self.calendar.dates(now)
-        short = account.reserve(request.id, asked, tariff.caps, now, dates)
-        if short is None:
-            return LocalLease(self, tariff, account, request)
-        self.refused[request.tenant, NAMES[short.limit]] += 1
-        counted = account.account
-        raise exceeded(
-            tariff,
-            asked,
-            short,
-            requests=counted.requests.total,
-            tokens=counted.tokens.total,
-        )
+        account.advance(now, dates)
+        if tariff.limited and not account.fits(tariff.caps, asked):
+            raise self._refusal(
+                tariff, account, asked, account.shortage(tariff.caps, asked, now, dates)
+            )
+        account.take(asked)
+        return LocalLease(self, tariff, account, asked, request.prompt_tokens_estimate)
 
-    def _strange(self, tenant: str) -> tuple[Tariff, TenantAccount]:
+    def _refusal(
+        self, tariff: Tariff, account: Account, asked: Estimate, short: Shortage
+    ) -> QuotaExceeded:
+        self.refused[tariff.tenant, NAMES[short.limit]] += 1
+        requests, tokens = account.requests.total, account.tokens.total
+        return exceeded(tariff, asked, short, requests=requests, tokens=tokens)
+
+    def _strange(self, tenant: str) -> tuple[Tariff, Account]:
         """Return the terms of a tenant that the configuration does not limit."""
-        found = Tariff(tenant, Caps(), {}), self._store.account(tenant)
+        found = Tariff(tenant, Caps(), {}), self._account(tenant)
         self._tenants[tenant] = found
         return found
 
-    def renew(self, now: float) -> None:
-        """Keep the leases of running calls alive, a few times in the life of one."""
-        if now - self._renewed < _RENEW_S:
-            return
-        self._renewed = now
-        for account in self._store.accounts.values():
-            account.renew(list(account.leases), now)
-
     def used(self, tenant: str) -> Used:
         """Return what is counted for a tenant now."""
-        now = self.now()
-        return self._store.account(tenant).used(now, self.calendar.dates(now))
+        now, account = self.now(), self._account(tenant)
+        account.advance(now, self.calendar.dates(now))
+        return used_of(account)
 
     def seed(self, tenant: str, dates: Dates, sums: tuple[int, int, int, int]) -> None:
         """Begin with what the ledger has for this day and month: tokens, money, tokens, money."""
-        account = self._store.account(tenant).account
+        account = self._account(tenant)
         account.advance(self.now(), dates)
         account.day.tokens, account.day.nano = sums[0], sums[1]
         account.month.tokens, account.month.nano = sums[2], sums[3]

@@ -1,7 +1,6 @@
-"""Counters of one process. A lease is an object, and nothing waits.
+"""The store's counters in memory: a replica's own share while the shared ones are away.
 
-For a single gateway only: what another process takes it cannot see, and a restart forgets the
-sliding minutes (days and months come back from the ledger).
+A process that needs no leases counts with `policies.quota.Account` alone; see `local`.
 """
 
 from __future__ import annotations
@@ -159,18 +158,9 @@ class TenantAccount:
 
     def used(self, now: float, dates: Dates) -> Used:
         """Return all that is counted now."""
-        account = self.account
-        account.advance(now, dates)
+        self.account.advance(now, dates)
         self.expire(now)
-        return Used(
-            account.requests.total,
-            account.tokens.total,
-            account.concurrent,
-            account.day.tokens,
-            account.month.tokens,
-            account.day.nano,
-            account.month.nano,
-        )
+        return used_of(self.account)
 
 
 class MemoryStore:
@@ -220,6 +210,19 @@ def _act(account: TenantAccount, asked: Operation, batch: Batch, now: float) -> 
             return int(account.carry(asked, now))
         case _:
             return account.used(now, batch.dates)
+
+
+def used_of(account: Account) -> Used:
+    """Return all that an account counts."""
+    return Used(
+        account.requests.total,
+        account.tokens.total,
+        account.concurrent,
+        account.day.tokens,
+        account.month.tokens,
+        account.day.nano,
+        account.month.nano,
+    )
 
 
 def reserved(account: TenantAccount, short: Shortage | None) -> Reserved:

@@ -143,11 +143,6 @@ class Metering:
         self.meter = self.local = LocalMeter(tariffs, ledger=self.ledger, now=self._now)
         self._keep()
 
-    def tick(self, now: float) -> None:
-        """Do what is done by the clock."""
-        if self.local is not None:
-            self.local.renew(now)
-
     async def used(self, tenant: str) -> tuple[float, ...] | None:
         """Return what a tenant has used, in the order of `policies.quota.NAMES`.
 

@@ -225,7 +225,6 @@ def test_a_long_call_keeps_its_place():
     lease = bench.reserve("a")
     for _ in range(10):
         bench.clock.now += 21
-        bench.meter.renew(bench.clock.now)
     bench.refusal("b")
     lease.settle(outcome(told=(1, 0, 1)))
     bench.reserve("c")
