@@ -21,6 +21,7 @@ from .prefix import PoolPrefix
 from .scheduling import (
     Feedback,
     JournalFile,
+    journal_of,
     predictor_of,
     priority_of,
     scheduling_of,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forebay.scheduler.dispatch import Dispatcher
     from forebay.scheduler.health import Change
     from forebay.scheduler.length import LengthPredictor
+    from forebay.scheduler.others import Others
 
     from .endpoint import Endpoint
     from .relay import Relay
@@ -80,8 +82,8 @@ class Pool:
         self._prefix_section = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
-        journal = section.scheduling.journal
-        self._journal = None if journal is None else JournalFile(journal)
+        path = section.scheduling.journal
+        self._journal = None if path is None else JournalFile(path)
         self._settings: Scheduling = scheduling_of(section, classes=False)
         self.dispatcher: Dispatcher = self._make_dispatcher()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
@@ -151,6 +153,8 @@ class Pool:
     def start(self, placements: Iterable[Placement], now: float) -> None:
         """Send the calls on whose turn has come."""
         for placement in placements:
+            if not self.dispatcher.holds(placement):  # called back since it was placed
+                continue
             relay = self.waiting.pop(placement.request.id, None)
             if relay is None:  # it left in this very turn
                 self.release(placement, now)
@@ -158,16 +162,24 @@ class Pool:
             self._note_placed(placement)
             relay.placed(placement, now)
 
-    def submit(self, request: Request, now: float) -> Placement | None:
-        """Place a request, or queue it (None). Raises Rejected."""
-        dispatcher = self.dispatcher
+    def submit(self, relay: Relay, request: Request, now: float) -> None:
+        """Have a call placed, or let it wait. Raises Rejected.
+
+        Who was called back for it is stopped before it is sent, and it stands among those who wait
+        before anything is done that could make its turn come.
+        """
+        others: Others | None = None
         try:
-            placement = dispatcher.submit(request, now)
+            placement = self.dispatcher.submit(request, now)
+            others = self._call_back()
+            if placement is None:
+                relay.queued()
+                self.waiting[request.id] = relay
+            else:
+                self._note_placed(placement)
+                relay.placed(placement, now)
         finally:
-            self._tell_others(now)
-        if placement is not None:
-            self._note_placed(placement)
-        return placement
+            self._tell(others or self._call_back(), now)
 
     def _note_placed(self, placement: Placement) -> None:
         """Tell the endpoint's window and the prefixes where a request goes."""
@@ -212,14 +224,23 @@ class Pool:
 
     def _tell_others(self, now: float) -> None:
         """Tell calls what an event did to them that was not theirs."""
+        self._tell(self._call_back(), now)
+
+    def _call_back(self) -> Others | None:
+        """Stop those that lost their places to a higher class; return what else happened."""
         others = self.dispatcher.take_others()
         if others is None:
-            return
+            return None
         for placement in others.recalled:
             relay = (self.recallable or {}).pop(placement.request.id, None)
             if relay is not None:
                 self.waiting[placement.request.id] = relay
                 relay.recalled()
+        return others
+
+    def _tell(self, others: Others | None, now: float) -> None:
+        if others is None:
+            return
         for request, error in others.refused:
             relay = self.waiting.pop(request.id, None)
             if relay is not None:
@@ -237,7 +258,7 @@ class Pool:
         section, journal = self.section, self._journal
         if journal is not None:
             head = journal_head(self._settings, pool=self.name, seed=self._seed, cost=self._cost)
-            journal.begin(head)
+            journal.write(head)
         return make_dispatcher(
             self._settings,
             pool=self.name,
@@ -250,22 +271,18 @@ class Pool:
             journal=None if journal is None else journal.write,
         )
 
-    def _end_journal(self) -> None:
-        """Close the journal where another core goes on in the middle of things."""
-        if self._journal is not None and (self.dispatcher.in_flight or self.dispatcher.queued):
-            self._journal.close()
-            self._journal = None
-            logger.info("journal ended by a reload", extra={"pool": self.name})
-
     def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
         """Take a section's order; what waits and runs goes on under it."""
         if predictor_of(section).__class__ is not self.length.__class__:
             self.length = predictor_of(section)
             self.predicts = section.scheduling.predictor != "none"
-        if settings != self._settings or section.prefix != self._prefix_section:
-            self._settings = settings
-            self._end_journal()
+        changed = settings != self._settings
+        if section.prefix != self._prefix_section:
             self.prefix, self._prefix_section = prefix_of(section), section.prefix
+            changed = True
+        journal = journal_of(section, self._journal)
+        if changed or journal is not self._journal:
+            self._settings, self._journal = settings, journal
             before, self.dispatcher = self.dispatcher, self._make_dispatcher()
             self.dispatcher.take_over(before)
             recalls = settings.guards is not None and settings.guards.recalls

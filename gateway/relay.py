@@ -152,18 +152,15 @@ class Relay:
 
     def _submit(self, request: Request, now: float) -> None:
         self.request = request
-        pool = self._inbound.pool
         try:
-            placement = pool.submit(request, now)
+            self._inbound.pool.submit(self, request, now)
         except Rejected as error:
             self._reject(error)
-            return
-        if placement is not None:
-            self.placed(placement, now)
-        else:
-            if self._state is not State.QUEUED:  # where a retry stands already
-                self._state = advance(self._state, _QUEUE)
-            pool.waiting[request.id] = self
+
+    def queued(self) -> None:
+        """Wait until some endpoint has room."""
+        if self._state is not _QUEUED:  # where a retry stands already
+            self._state = advance(self._state, _QUEUE)
 
     def placed(self, placement: Placement, now: float) -> None:
         """Send the call to the endpoint that was chosen for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Ordering, Outcome, Placement, Request
     from forebay.scheduler.cost import Cost
     from forebay.scheduler.window_adaptive import AdaptiveWindow
+
+logger = logging.getLogger(__name__)
 
 
 def scheduling_of(section: sections.Pool, *, classes: bool) -> Scheduling:
@@ -72,22 +75,34 @@ def priority_of(request: Request) -> int:
 
 
 class JournalFile:
-    """The file that a pool's journal goes to, begun anew with each dispatcher."""
+    """The file that a pool's journal goes to; each further dispatcher's follows in it."""
 
     def __init__(self, path: str) -> None:
         try:
-            self._file = Path(path).open("wb", buffering=1 << 18)  # noqa: SIM115 - closed by a reload
+            self._file = Path(path).open("wb", buffering=1 << 18)  # noqa: SIM115 - closed by its pool
         except OSError as error:
             raise ConfigError(f"cannot write the journal {path!r}: {error.strerror}") from error
+        self.path = path
         self.write = self._file.write
         self.flush = self._file.flush
         self.close = self._file.close
 
-    def begin(self, head: bytes) -> None:
-        """Forget what was written, and write the first line."""
-        self._file.seek(0)
-        self._file.truncate()
-        self.write(head)
+
+def journal_of(section: sections.Pool, now: JournalFile | None) -> JournalFile | None:
+    """Return the journal that a changed section asks for; the one there is, where it is that.
+
+    A reload has been judged by then, so a file that cannot be written is told in the log.
+    """
+    path = section.scheduling.journal
+    if now is not None:
+        if now.path == path:
+            return now
+        now.close()
+    try:
+        return None if path is None else JournalFile(path)
+    except ConfigError as error:
+        logger.warning("no journal is kept", extra={"reason": error.message})
+        return None
 
 
 class Feedback:
@@ -113,6 +128,8 @@ class Feedback:
             self._learn(placement.request, outcome)
         moved = window is not None and window.ended(*_times(placement, outcome))
         output = outcome.output_tokens
+        if output is None and outcome.stream:
+            output = outcome.events or None  # who leaves before the end pays for what came
         if not self._charged or output is None:
             return None, moved
         prompt = outcome.prompt_tokens

@@ -67,9 +67,9 @@ class Pace:
         self._above = 0.0
         """How many were seen from there on."""
 
-    def came(self, request: Request, size: float) -> None:
-        """Take in a request that waits."""
-        self._turns.append((self._came, request.arrived))
+    def came(self, size: float, now: float) -> None:
+        """Take in a request that waits from now on, the first time or again."""
+        self._turns.append((self._came, now))
         self._came += size
         if self._seen >= _REMEMBER:
             self._counts = [count / 2 for count in self._counts]
@@ -148,7 +148,7 @@ class Bounded:
         aged = self._large if large else self._by_age
         aged.add(request, (request.arrived, request.sequence))
         self._sizes[request.id] = size
-        self.pace.came(request, size)
+        self.pace.came(size, now)
 
     def discard(self, request: Request) -> bool:
         """Forget a request that left; False when it was not waiting."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads it at run time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -125,25 +126,33 @@ def check_journal(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     of a prefix index are not in the journal, so a pool that places by prefix decides otherwise.
     """
     rest = iter(lines)
+    head = next(rest, b"null")
+    _core_of(head, _nowhere)
+    return replay(chain([head], rest), _core_of)
+
+
+def _nowhere(line: bytes) -> None:
+    """Write nothing."""
+
+
+def _core_of(head: bytes, write: Callable[[bytes], object]) -> Journaled:
+    """Make the dispatcher that a journal's head tells of."""
     try:
-        kind, told, pool, seed, cost = msgspec.json.decode(next(rest, b"null"))
+        kind, told, pool, seed, cost = msgspec.json.decode(head)
         settings = msgspec.convert(told, Scheduling)
+        weights = msgspec.convert(cost, Cost)
     except (TypeError, ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"this is no journal: {error}") from error
     if kind != "core":
         raise ValueError("this is no journal: its first line is of another kind")
-
-    def make(write: Callable[[bytes], object]) -> Journaled:
-        made = make_dispatcher(
-            settings,
-            pool=pool,
-            rng=Random(seed),  # noqa: S311 - as the one that is checked
-            max_requests=0,  # the journal says the limits
-            max_bytes=0,
-            cost=msgspec.convert(cost, Cost),
-            journal=write,
-        )
-        assert isinstance(made, Journaled)
-        return made
-
-    return replay(rest, make)
+    made = make_dispatcher(
+        settings,
+        pool=pool,
+        rng=Random(seed),  # noqa: S311 - as the one that is checked
+        max_requests=0,  # the journal says the limits
+        max_bytes=0,
+        cost=weights,
+        journal=write,
+    )
+    assert isinstance(made, Journaled)
+    return made

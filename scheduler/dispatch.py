@@ -136,6 +136,10 @@ class Dispatcher:
         """What is not released."""
         return self._placed.values()
 
+    def holds(self, placement: Placement) -> bool:
+        """Tell whether a placement is neither released nor called back."""
+        return id(placement) in self._placed
+
     @property
     def recalls(self) -> int:
         """How many placements were called back."""
@@ -168,12 +172,25 @@ class Dispatcher:
     def take_over(self, other: Dispatcher) -> None:
         """Go on for another dispatcher of the same pool: its endpoints, what runs and what waits.
 
-        Charges begin anew, and what runs is not called back.
+        What runs is charged here as it was there, and is not called back.
         """
-        self._placed = other._placed
-        self._started = self._entrance.starts = other._started
-        self.set_endpoints(other.endpoints.values())
-        for request in sorted(other.waiting, key=lambda r: r.sequence):
+        waiting = sorted(other.waiting, key=lambda request: request.sequence)
+        self.resume(placed=other.placed, waiting=waiting, endpoints=list(other.endpoints.values()))
+
+    def resume(
+        self,
+        *,
+        placed: Iterable[Placement],
+        waiting: Iterable[Request],
+        endpoints: Iterable[EndpointView],
+    ) -> None:
+        """Begin in the middle of things. The requests wait in the order given."""
+        self._placed = {id(placement): placement for placement in placed}
+        self._placing.replace(endpoints, self._placed.values())
+        if self._charged is not None:
+            for placement in self._placed.values():
+                self._charged.started(placement.request, placement.cost, placement.placed)
+        for request in waiting:
             self._wait(request, request.arrived)
 
     def set_limits(
@@ -379,7 +396,7 @@ class Dispatcher:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
         entrance = self._entrance
         entrance.check_class(request, now)
-        while (victim := entrance.in_the_way(request, now)) is not None:
+        for victim in entrance.in_the_way(request, now):
             self._leave(victim)
             self.displaced += 1
             self._others.refused.append((victim, entrance.displaced(now)))

@@ -14,7 +14,7 @@ from .limits import QueueLimits, past_watermark, queue_full
 from .window import SlidingCount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from forebay.policies.contracts import EndpointView, Overloaded, Request
 
@@ -72,19 +72,27 @@ class Entrance:
         if full:
             raise queue_full(self._pool, full, self.retry_after(now))
 
-    def in_the_way(self, request: Request, now: float) -> Request | None:
-        """Return who has to leave the queue before the request can wait; None when nobody has to.
+    def in_the_way(self, request: Request, now: float) -> Iterator[Request]:
+        """Go through those who have to leave the queue before the request can wait.
 
-        Raises Overloaded when the queue is full and nobody gives way.
+        One, and as many more as its body needs: a queue that is too full already, since its limits
+        have shrunk, gets no fuller. Whoever asks takes each out before the next. Raises Overloaded,
+        and nobody has to leave, when the queue is full and such room cannot be made.
         """
         share = 1.0 if self.admission is None else self.admission.queue_share
-        full = self._limits.full(request, self._waiting, share)
+        limits, waiting, rank = self._limits, self._waiting, request.sla_rank
+        full = limits.full(request, waiting, share)
         if not full:
-            return None
-        victim = self._waiting.displaceable(request.sla_rank)
-        if victim is None:
+            return
+        over = limits.bytes_over(request, waiting, share)
+        victim = waiting.displaceable(rank)
+        if victim is None or waiting.bytes_below(rank) < over:
             raise queue_full(self._pool, full, self.retry_after(now))
-        return victim
+        yield victim
+        over -= victim.body_bytes
+        while over > 0 and (victim := waiting.displaceable(rank)) is not None:
+            yield victim
+            over -= victim.body_bytes
 
     def displaced(self, now: float) -> Overloaded:
         """Word it for whoever had to leave."""

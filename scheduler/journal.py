@@ -3,7 +3,8 @@
 One JSON array a line. `["in", EVENT, now, ...]` is what it was told: requests, releases with their
 true cost, endpoints as they were just before, the passing of time. `["out", ...]` is what it
 decided. `replay` feeds the ins of a journal to a dispatcher of the same make and yields the outs
-that this one decides: the same bytes, or something has changed.
+that this one decides: the same bytes, or something has changed. Where a reload puts another
+dispatcher in the place of one, a new head follows in the same journal, and what ran and waited.
 
 The journal holds no prompt and no answer, but ids, names and sizes. What it costs (some 20 us an
 event) is only paid where a journal is kept.
@@ -11,6 +12,7 @@ event) is only paid where a journal is kept.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -71,10 +73,28 @@ class Journaled(Dispatcher):
         self._in("limits", max_requests, max_bytes, dict(classes or {}))
         super().set_limits(max_requests=max_requests, max_bytes=max_bytes, classes=classes)
 
+    def resume(
+        self,
+        *,
+        placed: Iterable[Placement],
+        waiting: Iterable[Request],
+        endpoints: Iterable[EndpointView],
+    ) -> None:
+        """See Dispatcher."""
+        running, queued, views = list(placed), list(waiting), list(endpoints)
+        self._look(views)
+        self._in(
+            "resume",
+            [(_asked(p.request), p.endpoint, p.tokens, p.placed, p.cost) for p in running],
+            [_asked(request) for request in queued],
+            [view.name for view in views],
+        )
+        super().resume(placed=running, waiting=queued, endpoints=views)
+
     def submit(self, request: Request, now: float) -> Placement | None:
         """See Dispatcher."""
         self._look(self.endpoints.values())
-        self._in("submit", now, {name: getattr(request, name) for name in _ASKED})
+        self._in("submit", now, _asked(request))
         try:
             placement = super().submit(request, now)
         except Rejected as error:
@@ -143,6 +163,15 @@ class Journaled(Dispatcher):
         return others
 
 
+def _asked(request: Request) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in _ASKED}
+
+
+def _read(told: dict[str, Any]) -> Request:
+    route, avoid = Route(told.pop("route")), frozenset(told.pop("avoid"))
+    return Request(route=route, avoid=avoid, **told)
+
+
 def _where(placement: Placement | None) -> tuple[str, str] | None:
     return None if placement is None else (placement.request.id, placement.endpoint)
 
@@ -176,12 +205,25 @@ class Replay:
     def _endpoints(self, names: list[str]) -> None:
         self._core.set_endpoints([self._views[name] for name in names])
 
+    def _resume(
+        self, placed: list[list[Any]], waiting: list[dict[str, Any]], names: list[str]
+    ) -> None:
+        running = [
+            Placement(_read(told), endpoint, tokens, at, cost=cost)
+            for told, endpoint, tokens, at, cost in placed
+        ]
+        self._go(running)
+        self._core.resume(
+            placed=running,
+            waiting=[_read(told) for told in waiting],
+            endpoints=[self._views[name] for name in names],
+        )
+
     def _limits(self, max_requests: int, max_bytes: int, classes: dict[str, int]) -> None:
         self._core.set_limits(max_requests=max_requests, max_bytes=max_bytes, classes=classes)
 
     def _submit(self, now: float, told: dict[str, Any]) -> None:
-        route, avoid = Route(told.pop("route")), frozenset(told.pop("avoid"))
-        request = Request(route=route, avoid=avoid, **told)
+        request = _read(told)
         try:
             placement = self._core.submit(request, now)
         except Rejected:
@@ -225,22 +267,31 @@ class Replay:
 
 
 def replay(
-    lines: Iterable[bytes], make: Callable[[Callable[[bytes], object]], Journaled]
+    lines: Iterable[bytes], make: Callable[[bytes, Callable[[bytes], object]], Journaled]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield each decision that is not as it was: what the journal has, and what is decided now.
 
-    `make` makes the dispatcher as the journal's was made, with the given `write`; nothing that is
-    yielded means that every byte is the same.
+    `make` makes a dispatcher as a head (`["core", ...]`) of the journal tells, with the given
+    `write`; nothing that is yielded means that every byte is the same. ValueError where the first
+    line is no head.
     """
-    feed = Replay(make)
+    feed: Replay | None = None
     checked = 0
     for line in lines:
-        if line.startswith(b'["out"'):
+        if feed is None or line.startswith(b'["core"'):
+            yield from _more(feed, checked)
+            feed, checked = Replay(partial(make, line)), 0
+        elif line.startswith(b'["out"'):
             now = feed.outs[checked] if checked < len(feed.outs) else b""
             checked += 1
             if now != line:
                 yield line, now
         else:
             feed.feed(line)
-    for extra in feed.outs[checked:]:
+    yield from _more(feed, checked)
+
+
+def _more(feed: Replay | None, checked: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what was decided now and not then."""
+    for extra in () if feed is None else feed.outs[checked:]:
         yield b"", extra

@@ -41,6 +41,11 @@ class QueueLimits:
             return f"{waiting.bytes} bytes of requests wait"
         return ""
 
+    def bytes_over(self, request: Request, waiting: Waiting, share: float) -> int:
+        """Return how many bytes have to leave so that it fits, or is no fuller than it was."""
+        over = waiting.bytes + request.body_bytes - int(self._max_bytes * share)
+        return max(0, min(over, request.body_bytes))
+
     def use(self, waiting: Waiting) -> float:
         """Return how full the queue is, 0 to 1."""
         return waiting.size / self.max_requests if self.max_requests else 0.0

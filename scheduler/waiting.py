@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 class Waiting:
     """The waiting requests, by several clocks; to come and to go is O(log waiting)."""
 
-    __slots__ = ("_arrivals", "_limits", "_ranked", "_youngest", "bytes", "counts", "size")
+    __slots__ = (
+        "_arrivals",
+        "_bytes_of",
+        "_classes",
+        "_limits",
+        "_ranked",
+        "_youngest",
+        "bytes",
+        "counts",
+        "size",
+    )
 
     def __init__(self, *, ranked: bool) -> None:
         self.bytes = 0
@@ -25,11 +35,14 @@ class Waiting:
         """How many wait; a plain number, since it is asked several times an event."""
         self.counts: dict[tuple[str, str], int] = {}
         """How many wait, by SLA class and tenant."""
+        self._classes: dict[str, int] = {}
         self._limits: Heap[Request] = Heap()
         self._arrivals: dict[str, Timeline] = {}
         self._ranked = ranked
         self._youngest: dict[int, Heap[Request]] | None = None
         """By rank of class; kept from when a second class's request is seen."""
+        self._bytes_of: dict[int, int] = {}
+        """By rank, likewise."""
 
     def __len__(self) -> int:
         return self.size
@@ -61,6 +74,7 @@ class Waiting:
             self._index()
         key = (sla, request.tenant)
         self.counts[key] = self.counts.get(key, 0) + 1
+        self._classes[sla] = self._classes.get(sla, 0) + 1
         self.bytes += request.body_bytes
 
     def remove(self, request_id: str) -> Request | None:
@@ -71,12 +85,14 @@ class Waiting:
         self.size -= 1
         if self._youngest is not None:
             self._youngest[request.sla_rank].remove(request_id)
+            self._bytes_of[request.sla_rank] -= request.body_bytes
         key = (request.sla, request.tenant)
         left = self.counts[key] - 1
         if left:
             self.counts[key] = left
         else:
             del self.counts[key]
+        self._classes[request.sla] -= 1
         self.bytes -= request.body_bytes
         return request
 
@@ -88,12 +104,14 @@ class Waiting:
             self._rank(youngest, each)
         return youngest
 
-    @staticmethod
-    def _rank(youngest: dict[int, Heap[Request]], request: Request) -> None:
-        rank = youngest.get(request.sla_rank)
-        if rank is None:
-            rank = youngest[request.sla_rank] = Heap()
-        rank.add(-request.sequence, request.id, request)
+    def _rank(self, youngest: dict[int, Heap[Request]], request: Request) -> None:
+        rank = request.sla_rank
+        heap = youngest.get(rank)
+        if heap is None:
+            heap = youngest[rank] = Heap()
+            self._bytes_of[rank] = 0
+        heap.add(-request.sequence, request.id, request)
+        self._bytes_of[rank] += request.body_bytes
 
     def soonest(self) -> tuple[float, Request] | None:
         """Return when the first may wait no longer, and which; None when nothing waits."""
@@ -106,13 +124,17 @@ class Waiting:
 
     def of_class(self, sla: str) -> int:
         """Count those of one class."""
-        return sum(count for (known, _), count in self.counts.items() if known == sla)
+        return self._classes.get(sla, 0)
 
     def any_of_rank(self, rank: int) -> bool:
         """Tell whether one waits whose class matters as much, or more."""
         if self._youngest is None:
             return rank <= 0 and self.size > 0
         return any(known >= rank and len(heap) for known, heap in self._youngest.items())
+
+    def bytes_below(self, rank: int) -> int:
+        """Return how large those are whose class matters less; after `displaceable`."""
+        return sum(size for known, size in self._bytes_of.items() if known < rank)
 
     def displaceable(self, rank: int) -> Request | None:
         """Return the youngest of the lowest class, if it is below `rank`."""

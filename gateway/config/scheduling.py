@@ -151,6 +151,6 @@ class Scheduling(Section):
     journal: str | None = Field(
         default=None,
         min_length=1,
-        description="file that each event and decision is written to, from the start until a "
-        "reload changes the order; to find out why, it costs time",
+        description="file that each event and decision is written to, begun anew at each start; "
+        "to find out why, it costs time",
     )

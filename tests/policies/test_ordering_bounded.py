@@ -44,7 +44,7 @@ def test_the_shortest_goes_first_and_equals_by_age() -> None:
 def test_pace_knows_when_first_come_first_served_would_have_had_each() -> None:
     pace = Pace()
     for number, size in enumerate((10.0, 10.0, 10.0)):
-        pace.came(ask(number, 1, arrived=float(number)), size)
+        pace.came(size, float(number))
 
     pace.gone(10.0, 5.0)  # whichever left: the first would have
     after_one = pace.longest(5.0)
@@ -141,3 +141,15 @@ def test_what_does_not_fit_holds_up_nobody() -> None:
     chosen = ordering.next(0.0, lambda request: request.model == "b")
 
     assert (chosen is not None and chosen.sequence, len(ordering)) == (1, 1)
+
+
+def test_a_request_that_comes_back_after_minutes_puts_off_nobodys_turn() -> None:
+    pace = Pace()
+    ordering = Bounded(pace=pace)
+    ordering.add(
+        ask(0, 10, arrived=0.0), 900.0
+    )  # tried before, and back after a quarter of an hour
+    ordering.add(ask(1, 10, arrived=900.0), 900.0)
+
+    assert drain(ordering, 901.0) == [0, 1]
+    assert pace.longest(901.0) == 1.0

@@ -19,9 +19,11 @@ from forebay.policies.contracts import (
 from forebay.policies.filter_capability import Capability
 from forebay.policies.filter_room import Room
 from forebay.policies.filter_usable import Usable
+from forebay.policies.ordering_fair import Fair
 from forebay.policies.ordering_fcfs import Fcfs
 from forebay.policies.pick import Seeded
 from forebay.policies.score_least_tokens import LeastTokens
+from forebay.scheduler.build import Scheduling, make_dispatcher
 from forebay.scheduler.dispatch import Dispatcher
 from forebay.scheduler.retry import again
 
@@ -481,3 +483,21 @@ def test_a_hundred_thousand_waiting_cost_an_event_some_dozen_comparisons():
 
     assert Counting.compared / 3000 < 40
     assert d.queued == waiting - 1000
+
+
+def test_another_core_charges_what_runs_as_the_one_before_it_did():
+    fair = Scheduling("fair", guards=None)
+
+    def core() -> Dispatcher:
+        return make_dispatcher(fair, pool="p", rng=Random(0), max_requests=100, max_bytes=1 << 30)
+
+    before, after = core(), core()
+    before.set_endpoints([view("a", limit=4)])
+    going = [placed(before, request(n, output_tokens_estimate=1000)) for n in range(3)]
+    placed(before, request(3, tenant="other"))
+    after.take_over(before)
+    for placement in going:  # answers were far shorter than predicted
+        after.release(placement, 1.0, cost=90.0)
+
+    assert isinstance(after.ordering, Fair)
+    assert after.ordering.virtual_times() == {"acme": 270.0, "other": 4160.0 + 120.0}

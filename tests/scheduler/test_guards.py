@@ -248,3 +248,29 @@ def test_a_class_at_its_cap_displaces_nobody():
     with pytest.raises(Overloaded, match="1 requests of class 'batch' wait"):
         d.submit(request(3, sla="batch", sla_rank=1), 0.0)
     assert (told(d), d.queued) == ({}, 2)
+
+
+def test_a_body_that_cannot_fit_displaces_nobody():
+    d = core(rows=100, recalls=0)
+    d.set_limits(max_requests=100, max_bytes=100)
+    started(d, request(0))
+    for number in (1, 2, 3):
+        d.submit(request(number, body_bytes=20), 0.0)
+    d.submit(request(4, body_bytes=40, sla_rank=1), 0.0)
+
+    with pytest.raises(Overloaded, match="100 bytes of requests wait"):
+        d.submit(request(5, body_bytes=61, sla_rank=1), 0.0)
+    assert told(d) == {}
+    assert d.submit(request(6, body_bytes=40, sla_rank=1), 0.0) is None
+    assert (told(d), d.queued_bytes) == ({"refused": ["r3", "r2"]}, 100)
+
+
+def test_a_queue_whose_limits_have_shrunk_gives_up_one_for_one():
+    d = core(rows=100, recalls=0)
+    started(d, request(0))
+    for number in range(1, 9):
+        d.submit(request(number, body_bytes=10), 0.0)
+    d.set_limits(max_requests=2, max_bytes=20)
+
+    assert d.submit(request(9, body_bytes=10, sla_rank=1), 0.0) is None
+    assert (told(d), d.queued, d.queued_bytes) == ({"refused": ["r8"]}, 8, 80)

@@ -21,15 +21,15 @@ from forebay.scheduler.cost import Cost
 from forebay.scheduler.guards import GuardSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.scheduler.dispatch import Dispatcher
 
 TIGHT = GuardSettings(longest_wait=3.0, long_cost=300.0)
 
 
-def live(settings: Scheduling, *, seed: int = 1, steps: int = 600) -> list[bytes]:
-    """Let a pool live as the gateway makes it live; return its journal."""
-    lines = [journal_head(settings, pool="p", seed=seed, cost=Cost())]
-    core = make_dispatcher(
+def core_of(settings: Scheduling, lines: list[bytes], seed: int = 1) -> Dispatcher:
+    return make_dispatcher(
         settings,
         pool="p",
         rng=Random(seed),
@@ -38,6 +38,12 @@ def live(settings: Scheduling, *, seed: int = 1, steps: int = 600) -> list[bytes
         cost=Cost(),
         journal=lines.append,
     )
+
+
+def live(settings: Scheduling, *, seed: int = 1, steps: int = 600) -> list[bytes]:
+    """Let a pool live as the gateway makes it live; return its journal."""
+    lines = [journal_head(settings, pool="p", seed=seed, cost=Cost())]
+    core = core_of(settings, lines, seed)
     views = [EndpointView("a", "sim", 2, kv_use=0.1), EndpointView("b", "sim", 2)]
     core.set_endpoints(views)
     _events(core, views, Random(seed), steps)
@@ -45,9 +51,15 @@ def live(settings: Scheduling, *, seed: int = 1, steps: int = 600) -> list[bytes
 
 
 def _events(  # noqa: C901 - one branch an event
-    core: Dispatcher, views: list[EndpointView], rng: Random, steps: int
-) -> None:
-    running, now = list[Placement](), 0.0
+    core: Dispatcher,
+    views: list[EndpointView],
+    rng: Random,
+    steps: int,
+    *,
+    going: Sequence[Placement] = (),
+    first: int = 0,
+) -> list[Placement]:
+    running, now = list(going), first / 4
 
     def others() -> None:
         told = core.take_others()
@@ -56,7 +68,7 @@ def _events(  # noqa: C901 - one branch an event
                 running.remove(placement)
             running.extend(told.started)
 
-    for number in range(steps):
+    for number in range(first, first + steps):
         now += rng.random() / 2
         what = rng.random()
         if what < 0.5:
@@ -87,6 +99,7 @@ def _events(  # noqa: C901 - one branch an event
             freed = core.changed(now)
             others()
             running.extend(freed)
+    return running
 
 
 def asked(number: int, rng: Random, now: float) -> Request:
@@ -149,3 +162,22 @@ def test_a_journal_holds_no_more_decisions_than_events_explain():
 def test_what_is_no_journal_is_told(lines: list[bytes]):
     with pytest.raises(ValueError, match="this is no journal"):
         check_journal(lines)
+
+
+@pytest.mark.parametrize("order", ["fcfs", "ml"])
+def test_a_journal_goes_on_through_a_reload_that_brings_another_order(order: str):
+    first = Scheduling("fair", guards=TIGHT)
+    second = Scheduling(order, predicts=True, guards=TIGHT)
+    lines: list[bytes] = [journal_head(first, pool="p", seed=1, cost=Cost())]
+    before = core_of(first, lines)
+    views = [EndpointView("a", "sim", 2, kv_use=0.1), EndpointView("b", "sim", 2)]
+    before.set_endpoints(views)
+    running = _events(before, views, Random(2), 300)
+    lines.append(journal_head(second, pool="p", seed=1, cost=Cost()))
+    after = core_of(second, lines)
+    assert (before.in_flight, before.queued > 0) == (len(running), True)
+    after.take_over(before)
+    _events(after, views, Random(2), 300, going=running, first=300)
+
+    assert list(check_journal(lines)) == []
+    assert len([line for line in lines if line.startswith(b'["core"')]) == 2

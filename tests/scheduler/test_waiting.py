@@ -47,6 +47,9 @@ def test_it_agrees_with_plain_lists():
         assert waiting.of_class("c1") == sum(r.sla == "c1" for r in model)
         below = [r for r in model if r.sla_rank < 2]
         lowest = [r for r in below if r.sla_rank == min(b.sla_rank for b in below)]
+        assert waiting.bytes_below(2) == (
+            sum(r.body_bytes for r in below) if waiting.displaceable(2) else 0
+        )
         assert waiting.displaceable(2) is max(lowest, key=lambda r: r.sequence, default=None)
         assert waiting.any_of_rank(1) == any(r.sla_rank >= 1 for r in model)
 

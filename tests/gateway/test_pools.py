@@ -1,0 +1,150 @@
+"""Calls and their pool, where one event leads to the next before the first is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.gateway.config.sections import Config
+from forebay.gateway.endpoint import Endpoint
+from forebay.gateway.pools import Pool
+from forebay.gateway.telemetry.histogram import Histogram
+from forebay.policies.contracts import Placement, Rejected, Request, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.gateway.relay import Relay
+
+
+class Call:
+    """A call that notes what becomes of it, and may do something about it at once."""
+
+    def __init__(self, number: int, **fields: Any) -> None:
+        plain: dict[str, Any] = {
+            "id": f"r{number}",
+            "pool": "p",
+            "route": Route.CHAT,
+            "model": "m",
+            "tenant": "acme",
+            "sequence": number,
+            "arrived": 0.0,
+            "deadline": 1e6,
+            "prompt_tokens_estimate": 1,
+            "output_tokens_estimate": 1,
+            "uncached_tokens": 1,
+            "stream": True,
+        }
+        self.request = Request(**{**plain, **fields})
+        self.told: list[str] = []
+        self.placement: Placement | None = None
+        self.then: dict[str, Callable[[], object]] = {}
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        then = self.then.pop(what, None)
+        if then is not None:
+            then()
+
+    def queued(self) -> None:
+        self._note("queued")
+
+    def placed(self, placement: Placement, _now: float) -> None:
+        self.placement = placement
+        self._note("placed")
+
+    def recalled(self) -> None:
+        self._note("recalled")
+
+    def refused(self, _error: Rejected) -> None:
+        self._note("refused")
+
+    def expired(self, _now: float) -> None:
+        self._note("expired")
+
+
+def pool_of(*, classes: bool = True, **section: Any) -> Pool:
+    endpoint = {"name": "e0", "engine": "sim", "max_in_flight": 1, "sim": {"profile": "instant"}}
+    config = Config.model_validate(
+        {
+            "version": 1,
+            "pools": [{"name": "p", "models": {"m": "m"}, "endpoints": [endpoint], **section}],
+        }
+    )
+    (own,) = config.pools
+    made = Pool(own, seed=1, itl=Histogram((1.0,)), changed=lambda *_: None)
+    (told,) = own.endpoints
+    made.take(own, [Endpoint(told, own.health, cast("Any", None))], classes=classes)
+    made.wake(0.0)
+    return made
+
+
+def send(pool: Pool, call: Call) -> Call:
+    pool.submit(cast("Relay", call), call.request, 0.0)
+    if pool.recallable is not None and call.told == ["placed"]:
+        pool.recallable[call.request.id] = cast("Relay", call)
+    return call
+
+
+def released(pool: Pool, call: Call) -> None:
+    assert call.placement is not None
+    pool.release(call.placement, 0.0)
+
+
+def test_a_call_whose_turn_comes_while_it_is_being_queued_is_not_lost():
+    pool = pool_of(queue={"max_requests": 1}, scheduling={"guards": {"recalls": 0}})
+    running, low, high = send(pool, Call(0)), send(pool, Call(1)), Call(2, sla_rank=1)
+    low.then["refused"] = lambda: released(pool, running)  # one thing leads to another
+
+    send(pool, high)
+
+    assert (low.told, high.told) == (["queued", "refused"], ["queued", "placed"])
+    assert (pool.waiting, pool.dispatcher.queued, pool.dispatcher.in_flight) == ({}, 0, 1)
+
+
+def test_whoever_is_called_back_is_stopped_before_another_is_sent():
+    pool, order = pool_of(), list[str]()
+    low, high = send(pool, Call(0)), Call(1, sla_rank=1)
+    low.then["recalled"] = lambda: order.append("stopped")
+    high.then["placed"] = lambda: order.append("sent")
+
+    send(pool, high)
+
+    assert (order, low.told) == (["stopped", "sent"], ["placed", "recalled"])
+
+
+def test_a_call_that_fails_at_once_leaves_its_place_to_whom_it_was_taken_from():
+    pool = pool_of()
+    low, high = send(pool, Call(0)), Call(1, sla_rank=1)
+    high.then["placed"] = lambda: released(pool, high)
+
+    send(pool, high)
+
+    assert (low.told, high.told) == (["placed", "recalled", "placed"], ["placed"])
+    assert (pool.dispatcher.queued, pool.dispatcher.in_flight) == (0, 1)
+
+
+def test_a_turn_that_is_taken_back_before_the_call_was_sent_is_not_sent_twice():
+    pool = pool_of(queue={"max_requests": 2})
+    running, late, low = send(pool, Call(0)), Call(1, longest_wait=1.0), Call(2)
+    high = Call(3, sla_rank=1)
+    send(pool, late)
+    send(pool, low)
+    late.then["refused"] = lambda: send(pool, high)  # too late; and in comes a higher class
+
+    assert running.placement is not None
+    pool.release(running.placement, 5.0)
+
+    assert (low.told, high.told) == (["queued"], ["placed"])
+    assert (list(pool.waiting), pool.dispatcher.queued, pool.dispatcher.in_flight) == (["r2"], 1, 1)
+
+
+def test_a_reload_of_the_order_keeps_what_is_known_of_prefixes():
+    pool = pool_of(prefix={"mode": "learned"})
+    known = pool.prefix
+    own = pool.section.model_copy(update={"order": "fcfs"})
+
+    pool.take(own, pool.endpoints.values())
+
+    assert known is not None
+    assert pool.prefix is known
+    assert pool.dispatcher.ordering.name == "fcfs"

@@ -1,0 +1,48 @@
+"""What ended requests teach a pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forebay.gateway.scheduling import Feedback
+from forebay.policies.contracts import Finish, Outcome, Placement, Request, Route
+from forebay.policies.ordering_fair import Fair
+from forebay.scheduler.cost import Cost
+from forebay.scheduler.length import ConstantLength
+
+ASKED = Request(
+    id="r",
+    pool="p",
+    route=Route.CHAT,
+    model="m",
+    tenant="acme",
+    sequence=1,
+    arrived=0.0,
+    deadline=60.0,
+    prompt_tokens_estimate=100,
+    output_tokens_estimate=500,
+    uncached_tokens=100,
+    stream=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "cost"),
+    [
+        ({"prompt_tokens": 90, "cached_tokens": 30, "output_tokens": 20}, 60 + 2 * 20),
+        ({"output_tokens": 20}, 100 + 2 * 20),
+        ({"events": 900, "finish": Finish.LEFT}, 100 + 2 * 900),
+        ({"events": 900, "finish": Finish.LEFT, "stream": False}, None),
+        ({"events": 0, "finish": Finish.LEFT}, None),
+    ],
+    ids=["told", "told in part", "left late", "left, and no stream", "left early"],
+)
+def test_a_request_costs_what_came_of_it(said: dict[str, Any], cost: float | None):
+    outcome = Outcome(
+        request_id="r", pool="p", route="x", tenant="acme", **{"stream": True, **said}
+    )
+    feedback = Feedback(Fair(), ConstantLength(), Cost())
+
+    assert feedback.ended(Placement(ASKED, "e0", 600, 0.0), outcome, None) == (cost, False)
