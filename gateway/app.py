@@ -5,7 +5,7 @@
     App.serve  local answers (models, health, metrics), or:
     intake     body -> Inbound (model, pool, Request)                        400 403 404 415
     meter      reserve(request) -> lease, now or by callback                 429 503
-    Relay      queue -> placement -> engine -> bytes back                    429 502 503 504
+    Relay      queue -> placement -> Attempt: engine -> bytes back           429 502 503 504
     App.settled  the one outcome: lease, metrics, access log, trace
 
 `process` makes the parts and puts them together here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from forebay.adapters.base import Verdict
 from forebay.policies.contracts import (
@@ -17,8 +18,13 @@ from forebay.policies.contracts import (
 )
 from forebay.scheduler.lifecycle import Event, State
 
+if TYPE_CHECKING:
+    from forebay.adapters.base import Headers
+
 RETRY_AFTER = 1.0
 """Seconds after which it may look different."""
+
+_LONGEST_WAIT = 3600.0
 
 _ENDS = {
     Finish.COMPLETED: Event.COMPLETE,
@@ -64,6 +70,14 @@ def retry_after(error: ForebayError) -> list[tuple[bytes, bytes]]:
     return [] if seconds is None else [(b"retry-after", b"%d" % max(1, math.ceil(seconds)))]
 
 
+def engines_retry_after(headers: Headers) -> float | None:
+    """Return the seconds of an engine's `Retry-After`; None for a date, which no engine sends."""
+    for name, value in headers:
+        if name == b"retry-after" and value.isdigit():
+            return min(float(value), _LONGEST_WAIT)
+    return None
+
+
 def told(error: ForebayError, status: int) -> str:
     """Return the reason that health and the log may hold.
 
@@ -76,7 +90,7 @@ def final(verdict: Verdict, error: ForebayError, pool: str) -> ForebayError:
     """Turn the last attempt's failure into what the caller is told."""
     if verdict is Verdict.FULL:
         text = f"all endpoints of pool '{pool}' are full: {error.message}"
-        return Overloaded(text, retry_after=RETRY_AFTER)
+        return Overloaded(text, retry_after=error.retry_after or RETRY_AFTER)
     if verdict is Verdict.MISSING_ROUTE:
         if isinstance(error, InvalidRequest) and error.status != 404:
             return error  # the adapter says what this engine cannot take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.gateway.failing import retry_after
+from forebay.gateway.failing import engines_retry_after, retry_after
 from forebay.policies.contracts import Overloaded
 
 
@@ -17,3 +17,19 @@ def test_nobody_is_called_back_too_early(seconds: float, told: bytes):
 
 def test_an_error_that_waiting_does_not_mend_has_no_retry_after():
     assert retry_after(Overloaded("full")) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        (b"7", 7.0),
+        (b"0", 0.0),
+        (b"999999", 3600.0),
+        (b"-1", None),
+        (b"soon", None),
+        (b"Sun, 29 Nov 2026 22:00:00 GMT", None),
+    ],
+)
+def test_an_engines_own_time_is_taken_where_it_is_one(told: bytes, wanted: float | None):
+    assert engines_retry_after([(b"server", b"x"), (b"retry-after", told)]) == wanted
+    assert engines_retry_after([]) is None

@@ -303,11 +303,12 @@ async def running(
     process = Process(settings, banner=lambda _: listening.set(), **options)
     task = asyncio.create_task(process.run())
     try:
+        await asyncio.sleep(0)  # its first step puts handlers of its own in place of all others
+        root.addHandler(records)
         waiting = asyncio.create_task(listening.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         assert listening.is_set(), f"the gateway did not start: {task}"
-        root.addHandler(records)
         gateway = Gateway(process, records, task)
         yield gateway
         if not task.done():

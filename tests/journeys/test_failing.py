@@ -128,10 +128,11 @@ def test_a_full_endpoint_is_passed_over_and_stays_in_rotation(go: Go, kit: Kit, 
             answer, gateway = await two(kit, bad, good, kit.post(kit.chat()))
             assert (answer.status, answer.json) == (200, OK)
             assert gateway.outcomes[0].attempts == 2
-        async with kit.engine(full) as one, kit.engine(full) as other:
+        later = kit.whole(said("full"), status=status, headers=b"retry-after: 17\r\n")
+        async with kit.engine(full) as one, kit.engine(later) as other:
             answer, gateway = await two(kit, one, other, kit.post(kit.chat()))
             assert (answer.status, answer.json["error"]["code"]) == (429, "overloaded")
-            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["retry-after"] == "17"
             assert all(e.view.usable for e in gateway.pool.endpoints.values())
 
     go(main())

@@ -298,8 +298,9 @@ def test_comments_keep_an_idle_stream_open_at_event_boundaries_only(go: Go, kit:
 
         def idle(seconds: float) -> None:
             (relay,) = gateway.app.active
-            relay._last_bytes = gateway.app.now() - seconds
-            relay._commented = 0.0
+            assert relay._attempt is not None
+            relay._attempt.last_bytes = gateway.app.now() - seconds
+            relay._attempt._commented = 0.0
             relay.check(gateway.app.now())
 
         options: dict[str, Any] = {"stream_options": {"include_usage": True}}
