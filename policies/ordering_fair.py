@@ -60,6 +60,8 @@ class Fair:
         self._most = _FEW
         """As many tenants are known before those that are gone are forgotten."""
         self._size = 0
+        self._changes_before = 0
+        """Rank changes of tenants that are forgotten."""
         self._taken: str | None = None
 
     def __len__(self) -> int:
@@ -72,8 +74,9 @@ class Fair:
 
     @property
     def rank_changes(self) -> int:
-        """Heads overtaken inside their tenants' queues, of tenants that are known now."""
-        return sum(getattr(t.waiting, "rank_changes", 0) for t in self._tenants.values())
+        """Heads overtaken inside their tenants' queues."""
+        known = sum(getattr(t.waiting, "rank_changes", 0) for t in self._tenants.values())
+        return self._changes_before + known
 
     def virtual_times(self) -> dict[str, float]:
         """Return the virtual time of each tenant that is known."""
@@ -150,11 +153,13 @@ class Fair:
 
     def _forget(self) -> None:
         """Forget who is gone and not ahead: they would come back with the same virtual time."""
+        changes = self.rank_changes
         self._tenants = {
             name: tenant
             for name, tenant in self._tenants.items()
             if tenant.seat is not None or tenant.in_flight or tenant.time > self._now
         }
+        self._changes_before += changes - self.rank_changes
         self._most = 2 * len(self._tenants) + _FEW
 
     def _gone(self, tenant: _Tenant, request: Request) -> None:

@@ -80,6 +80,8 @@ class Dispatcher:
         self._others = Others()
         self.displaced = 0
         """Waiting requests that were refused to make room for a higher class."""
+        self.recalls = 0
+        """Placements that were called back."""
         self.gave_up = 0
         """Waiting requests that were refused since they could not start in time."""
         self.released_twice = 0
@@ -141,11 +143,6 @@ class Dispatcher:
         return id(placement) in self._placed
 
     @property
-    def recalls(self) -> int:
-        """How many placements were called back."""
-        return 0 if self._recalls is None else self._recalls.recalled
-
-    @property
     def in_flight(self) -> int:
         """How many placements are not released."""
         return len(self._placed)
@@ -172,8 +169,12 @@ class Dispatcher:
     def take_over(self, other: Dispatcher) -> None:
         """Go on for another dispatcher of the same pool: its endpoints, what runs and what waits.
 
-        What runs is charged here as it was there, and is not called back.
+        What runs is charged here as it was there, and is not called back. What was counted goes on.
         """
+        self.recalls, self.displaced, self.gave_up = other.recalls, other.displaced, other.gave_up
+        self.released_twice = other.released_twice
+        if self.guards is not None and other.guards is not None:
+            self.guards.forced, self.guards.starved = other.guards.forced, other.guards.starved
         waiting = sorted(other.waiting, key=lambda request: request.sequence)
         self.resume(placed=other.placed, waiting=waiting, endpoints=list(other.endpoints.values()))
 
@@ -414,6 +415,7 @@ class Dispatcher:
         if victim is None or now >= self.guards.due(victim.request):
             return None
         self._recalls.call_back(victim)
+        self.recalls += 1
         self._give_back(victim, 0.0)
         candidates = self._placing.candidates(request, now)
         placement = self._place(request, candidates, now) if candidates else None

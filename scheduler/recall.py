@@ -23,8 +23,6 @@ class Recalls:
     """Keeps count of what may be called back, and how often each request was."""
 
     def __init__(self, most: int) -> None:
-        self.recalled = 0
-        """Placements that were called back."""
         self._most = most
         self._open: dict[int, dict[int, Placement]] = {}
         self._times: dict[str, int] = {}
@@ -67,7 +65,6 @@ class Recalls:
     def call_back(self, placement: Placement) -> None:
         """Take in that a placement is called back."""
         self.begun(placement)
-        self.recalled += 1
         times = self._times
         times[placement.request.id] = times.get(placement.request.id, 0) + 1
         if len(times) > _MOST_KNOWN:  # those whose last try failed are never told as over

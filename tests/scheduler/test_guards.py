@@ -274,3 +274,14 @@ def test_a_queue_whose_limits_have_shrunk_gives_up_one_for_one():
 
     assert d.submit(request(9, body_bytes=10, sla_rank=1), 0.0) is None
     assert (told(d), d.queued, d.queued_bytes) == ({"refused": ["r8"]}, 8, 80)
+
+
+def test_what_was_counted_goes_on_where_another_core_does():
+    before, after = core(rows=1), core("sjf", rows=1)
+    started(before, request(0, sla_rank=0))
+    before.submit(request(1, sla_rank=1), 0.0)  # takes the place of the first, which waits now
+    before.submit(request(2, sla_rank=1), 0.0)  # takes its place in the queue, too
+    before.expire(1000.0)
+    after.take_over(before)
+
+    assert (after.recalls, after.displaced, after.gave_up) == (1, 1, 1)
