@@ -379,6 +379,8 @@ class App:
             sla=standing.sla,
             sla_rank=standing.rank,
             longest_wait=standing.longest_wait,
+            reserve=standing.reserve,
+            queue_share=standing.queue_share,
         )
 
     def _take_headers(self, inbound: Inbound, headers: Mapping[bytes, bytes]) -> None:

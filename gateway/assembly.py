@@ -15,6 +15,7 @@ from forebay.adapters.registry import ADAPTERS
 from .endpoint import Endpoint
 from .monitor import Monitor
 from .pools import Pool
+from .scheduling import Shared, shared_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,12 +52,12 @@ class Assembly:
         self._monitors: dict[tuple[str, Endpoint], Monitor] = {}
         self._clients: dict[Endpoint, httpx.AsyncClient] = {}
         self._retired: list[Pool] = []
-        self._classes = False
+        self._shared = Shared()
 
     def build(self, config: sections.Config) -> Built:
         """Make what the configuration names; raises ConfigError and changes nothing."""
         built = [self._build_pool(section) for section in config.pools]
-        self._classes = bool(config.sla)  # nothing can fail any more
+        self._shared = shared_of(config)  # nothing can fail any more
         return built
 
     def _build_pool(self, section: sections.Pool) -> tuple[Pool, sections.Pool, list[Endpoint]]:
@@ -90,7 +91,7 @@ class Assembly:
         before = self.pools
         self.pools = {pool.name: pool for pool, _, _ in built}
         for pool, section, endpoints in built:
-            pool.take(section, endpoints, classes=self._classes)
+            pool.take(section, endpoints, shared=self._shared)
             for endpoint in endpoints:
                 if isinstance(endpoint.opener, Connections):
                     endpoint.opener.connect_timeout = section.timeouts.connect

@@ -21,6 +21,7 @@ from .prefix import PoolPrefix
 from .scheduling import (
     Feedback,
     JournalFile,
+    Shared,
     journal_of,
     predictor_of,
     priority_of,
@@ -84,7 +85,7 @@ class Pool:
         """What is known of prefixes; None where the pool does not look at them."""
         path = section.scheduling.journal
         self._journal = None if path is None else JournalFile(path)
-        self._settings: Scheduling = scheduling_of(section, classes=False)
+        self._settings: Scheduling = scheduling_of(section, Shared())
         self.dispatcher: Dispatcher = self._make_dispatcher()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
 
@@ -104,15 +105,15 @@ class Pool:
         return self.section.models[model] or self.section.engine_model or model
 
     def take(
-        self, section: sections.Pool, endpoints: Iterable[Endpoint], *, classes: bool = False
+        self, section: sections.Pool, endpoints: Iterable[Endpoint], *, shared: Shared
     ) -> None:
-        """Take a section; `classes`: there are SLA classes. The caller calls `wake` after."""
+        """Take a section, and what the rest of the file says. The caller calls `wake` after."""
         if section.retry != self.section.retry:
             self.budget = RetryBudget(section.retry.budget)
         self.section = section
         self._refuse_dropped_models()
         self.allow = frozenset(section.allow_fields)
-        self._reschedule(section, scheduling_of(section, classes=classes))
+        self._reschedule(section, scheduling_of(section, shared))
         self.set_endpoints(endpoints)
         own = {endpoint.name: endpoint for endpoint in section.endpoints}
         for endpoint in self.endpoints.values():

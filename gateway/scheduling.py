@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +15,37 @@ from forebay.scheduler.length import ConstantLength, Learning, LengthPredictor, 
 from forebay.scheduler.window_adaptive import WindowSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from forebay.gateway.config import sections
     from forebay.policies.contracts import Ordering, Outcome, Placement, Request
     from forebay.scheduler.cost import Cost
     from forebay.scheduler.window_adaptive import AdaptiveWindow
 
+from forebay.gateway.config.tenancy import reserve_of
+
 logger = logging.getLogger(__name__)
 
 
-def scheduling_of(section: sections.Pool, *, classes: bool) -> Scheduling:
-    """Turn the sections into what the pure core takes; `classes`: there are SLA classes."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the rest of the file says of every pool."""
+
+    classes: bool = False
+    """There are SLA classes."""
+    reserves: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of a pool's places that are kept for some tenants, by the reserve's name."""
+
+
+def shared_of(config: sections.Config) -> Shared:
+    """Return what a configuration says of every pool."""
+    reserves = dict(reserve_of(tenant, config.plans) for tenant in config.tenants)
+    reserves.pop("", None)
+    return Shared(classes=bool(config.sla), reserves=reserves)
+
+
+def scheduling_of(section: sections.Pool, shared: Shared) -> Scheduling:
+    """Turn the sections into what the pure core takes."""
     own, guards = section.scheduling, section.scheduling.guards
     double = own.double_queue
     return Scheduling(
@@ -38,12 +58,13 @@ def scheduling_of(section: sections.Pool, *, classes: bool) -> Scheduling:
             overdue_share=guards.overdue_share,
             long_share=0.0 if double is not None else guards.long_share,
             long_cost=guards.long_tokens,
-            recalls=guards.recalls if classes else 0,
+            recalls=guards.recalls if shared.classes else 0,
         ),
         watermarks=_watermarks(section),
         double_queue=None
         if double is None
         else DoubleQueueSettings(double.long_tokens, double.long_share),
+        reserves=shared.reserves,
         class_caps=dict(section.queue.classes),
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from forebay.gateway.config.tenancy import reserve_of
 from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
 
 from .keys import OPEN
@@ -46,6 +47,10 @@ class Standing(Struct, frozen=True):
     longest_wait: float | None = None
     timeouts: Mapping[str, Timeouts] | None = None
     """By pool, where they are not the pool's own."""
+    reserve: str = ""
+    """The reserve that its tenant draws on."""
+    queue_share: float | None = None
+    """Of a pool's queue, what its tenant may take."""
 
 
 PLAIN = Standing()
@@ -117,17 +122,30 @@ def terms_of(config: Config) -> dict[str, Terms]:
     found: dict[str, Terms] = {}
     for tenant in tenants:
         limits = tenant.limits
-        sized = limits.max_prompt is not None or limits.max_output is not None
-        if not config.sla and tenant.weight == 1.0 and not sized:
+        if not config.sla and _is_plain(config, tenant):
             continue
         allowed = {
             name: _standing(name, config, tenant, weights.index(config.sla[name].weight) + 1)
             for name in _allowed(config, tenant)
         }
-        usual = allowed.get(tenant.sla or "") or Standing(weight=tenant.weight)
+        usual = allowed.get(tenant.sla or "") or _unclassed(config, tenant)
         by_header = {name.encode(): standing for name, standing in allowed.items()}
         found[tenant.name] = Terms(usual, by_header, known, limits)
     return found
+
+
+def _is_plain(config: Config, tenant: Tenant) -> bool:
+    limits = tenant.limits
+    sized = limits.max_prompt is not None or limits.max_output is not None
+    return not sized and _unclassed(config, tenant) == PLAIN
+
+
+def _unclassed(config: Config, tenant: Tenant) -> Standing:
+    return Standing(
+        weight=tenant.weight,
+        reserve=reserve_of(tenant, config.plans)[0],
+        queue_share=tenant.limits.queue_share,
+    )
 
 
 def _allowed(config: Config, tenant: Tenant) -> list[str]:
@@ -149,6 +167,8 @@ def _standing(name: str, config: Config, tenant: Tenant, rank: int) -> Standing:
         deadline=sla.deadline,
         longest_wait=sla.longest_wait,
         timeouts=_timeouts(sla, config),
+        reserve=reserve_of(tenant, config.plans)[0],
+        queue_share=tenant.limits.queue_share,
     )
 
 

@@ -188,11 +188,15 @@ class Request(Struct, frozen=True, gc=False):
     """How much the class matters: a higher one may displace and recall a lower one's requests."""
     longest_wait: float | None = None
     """Seconds in the queue after which it is overdue; None: what the pool says."""
+    reserve: str = ""
+    """Whose places of the pool its tenant may draw on; empty: everybody's."""
+    queue_share: float | None = None
+    """Of the queue's places, what its tenant may take; None: all."""
 
     @property
-    def shape(self) -> tuple[Route, str, str | None, frozenset[str]]:
-        """What decides which endpoints can serve it: requests of one shape are interchangeable."""
-        return (self.route, self.model, self.endpoint, self.avoid)
+    def shape(self) -> tuple[Route, str, str | None, frozenset[str], str]:
+        """What decides which places it may have: requests of one shape are interchangeable."""
+        return (self.route, self.model, self.endpoint, self.avoid, self.reserve)
 
 
 class Finish(Word):

@@ -53,6 +53,8 @@ class Scheduling:
     guards: GuardSettings | None = field(default_factory=GuardSettings)
     watermarks: WatermarkSettings | None = None
     double_queue: DoubleQueueSettings | None = None
+    reserves: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of the pool's places that are kept for some tenants, by the reserve's name."""
     class_caps: Mapping[str, int] = field(default_factory=dict[str, int])
     """Requests of a class that may wait, by the class's name."""
 
@@ -106,6 +108,7 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
         max_bytes=max_bytes,
         guards=settings.guards,
         watermarks=settings.watermarks,
+        reserves=settings.reserves,
         cost=cost,
     )
     dispatcher.set_limits(

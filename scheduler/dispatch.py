@@ -22,6 +22,7 @@ event that makes room looks at most once at each waiting shape.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import Charged, Placement
@@ -33,11 +34,12 @@ from .limits import QueueLimits, too_late
 from .others import Others
 from .placing import Placing
 from .recall import Recalls
+from .reserves import Reserves
 from .unservable import unservable
 from .waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from random import Random
 
     from forebay.policies.contracts import (
@@ -74,6 +76,7 @@ class Dispatcher:
         max_bytes: int,
         guards: GuardSettings | None = None,
         watermarks: WatermarkSettings | None = None,
+        reserves: Mapping[str, float] | None = None,
         cost: Cost | None = None,
     ) -> None:
         self.pool = pool
@@ -103,9 +106,12 @@ class Dispatcher:
         if guards is not None:
             alive = self.waiting.is_waiting
             self.guards = Guards(guards, ordering, alive, sizes=watermarks is not None)
+        self.reserves = Reserves(reserves) if reserves else None
+        """Places kept for some tenants; None where there are none."""
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
         self._costed = self._charged is not None or self.guards is not None
-        self._next = ordering.next if self.guards is None else self.guards.next
+        self._turn = ordering.next if self.guards is None else self.guards.next
+        self._next = self._turn if self.reserves is None else self._next_of_reserves
         self._started = self._entrance.starts
 
     @property
@@ -188,9 +194,8 @@ class Dispatcher:
         """Begin in the middle of things. The requests wait in the order given."""
         self._placed = {id(placement): placement for placement in placed}
         self._placing.replace(endpoints, self._placed.values())
-        if self._charged is not None:
-            for placement in self._placed.values():
-                self._charged.started(placement.request, placement.cost, placement.placed)
+        for placement in self._placed.values():
+            self._charge(placement)
         for request in waiting:
             self._wait(request, request.arrived)
 
@@ -228,6 +233,8 @@ class Dispatcher:
 
     def _wait(self, request: Request, now: float) -> None:
         self._ordering.add(request, now)
+        if self.reserves is not None:
+            self.reserves.waits(request)
         guards = self.guards
         if guards is None:
             self.waiting.add(request, request.deadline)
@@ -289,9 +296,10 @@ class Dispatcher:
             view.in_flight_tokens -= placement.tokens
         if self._recalls is not None:
             self._recalls.begun(placement)
+        part = 1.0 if self.reserves is None else self.reserves.released(placement)
         if self._charged is not None:
             true = placement.cost if cost is None else cost
-            self._charged.settled(placement.request, placement.cost, true)
+            self._charged.settled(placement.request, part * placement.cost, part * true)
         return True
 
     def changed(self, now: float) -> list[Placement]:
@@ -344,13 +352,20 @@ class Dispatcher:
         view.in_flight_tokens += tokens
         self._placed[id(placement)] = placement
         self._started.add(now)
-        if self._charged is not None:
-            self._charged.started(request, cost, now)
+        self._charge(placement)
         if self.guards is not None:
             self.guards.started(request, cost, now)
             if self._recalls is not None:
                 self._recalls.placed(placement)
         return placement
+
+    def _charge(self, placement: Placement) -> None:
+        """Charge a placement to its tenant, or the part that draws on no reserve."""
+        cost = placement.cost
+        if self.reserves is not None:
+            cost *= self.reserves.placed(placement, self.endpoints.values())
+        if self._charged is not None:
+            self._charged.started(placement.request, cost, placement.placed)
 
     def _predicted(self, request: Request) -> float:
         cost = self._cost  # written out: a call by keywords takes three times as long
@@ -382,8 +397,19 @@ class Dispatcher:
             found.clear()
         return placements
 
+    def _next_of_reserves(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
+        """Take the next request of a reserve that is owed a place, else of all."""
+        assert self.reserves is not None
+        for name in self.reserves.owed(self.endpoints.values()):
+            request = self._turn(now, partial(_of_reserve, name, fits))
+            if request is not None:
+                return request
+        return self._turn(now, fits)
+
     def _forget(self, request_id: str) -> Request | None:
         request = self.waiting.remove(request_id)
+        if request is not None and self.reserves is not None:
+            self.reserves.gone(request)
         if request is not None and self.guards is not None:
             self.guards.remove(request)
         return request
@@ -396,7 +422,7 @@ class Dispatcher:
     def _let_in(self, request: Request, now: float) -> None:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
         entrance = self._entrance
-        entrance.check_class(request, now)
+        entrance.check_caps(request, now)
         for victim in entrance.in_the_way(request, now):
             self._leave(victim)
             self.displaced += 1
@@ -424,3 +450,7 @@ class Dispatcher:
         # Where another endpoint has room for who was called back.
         self._others.started.extend(self._fill(now))
         return placement
+
+
+def _of_reserve(name: str, fits: Callable[[Request], bool], request: Request) -> bool:
+    return request.reserve == name and fits(request)

@@ -1,6 +1,7 @@
 """Who may come into one pool's queue, and when whoever may not should return.
 
-Three things keep a new request out: a watermark, its class's cap, and a full queue. From a full
+Four things keep a new request out: a watermark, its class's cap, its tenant's share of the queue,
+and a full queue. From a full
 queue the youngest of the lowest class gives way to a higher one. A request that comes back after an
 attempt was let in before, so nobody asks here again.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .admission import Admission
-from .limits import QueueLimits, past_watermark, queue_full
+from .limits import QueueLimits, past_watermark, queue_full, share_taken
 from .window import SlidingCount
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ class Entrance:
         if reason is not None:
             raise past_watermark(self._pool, reason, self.retry_after(now))
 
-    def check_class(self, request: Request, now: float) -> None:
-        """Raise Overloaded where as many of its class wait as may."""
+    def check_caps(self, request: Request, now: float) -> None:
+        """Raise Overloaded or QuotaExceeded where as many of its class or tenant wait as may."""
         full = self._limits.class_full(request, self._waiting)
         if full:
             raise queue_full(self._pool, full, self.retry_after(now))
+        full = self._limits.tenant_full(request, self._waiting)
+        if full:
+            raise share_taken(self._pool, full, self.retry_after(now))
 
     def in_the_way(self, request: Request, now: float) -> Iterator[Request]:
         """Go through those who have to leave the queue before the request can wait.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Overloaded
+from forebay.policies.contracts import Overloaded, QuotaExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,16 @@ class QueueLimits:
             return ""
         return f"{known} requests of class {request.sla!r} wait"
 
+    def tenant_full(self, request: Request, waiting: Waiting) -> str:
+        """Say that as many of its tenant wait as may; empty when there is room."""
+        share = request.queue_share
+        if share is None:
+            return ""
+        most = max(1, int(share * self.max_requests))
+        if (known := waiting.of_tenant(request.tenant)) < most:
+            return ""
+        return f"{known} requests of this tenant wait"
+
     def full(self, request: Request, waiting: Waiting, share: float) -> str:
         """Say what is full; empty when `share` of the limits leaves room for one more."""
         if waiting.size >= self.max_requests * share:
@@ -54,6 +64,12 @@ class QueueLimits:
 def queue_full(pool: str, why: str, retry_after: float) -> Overloaded:
     """Word that there is no place in the queue."""
     return Overloaded(f"pool {pool!r} is full: {why}; try again later", retry_after=retry_after)
+
+
+def share_taken(pool: str, why: str, retry_after: float) -> QuotaExceeded:
+    """Word that a tenant has its share of the queue."""
+    text = f"{why}, its share of the queue of pool {pool!r}; try again later"
+    return QuotaExceeded(text, retry_after=retry_after)
 
 
 def past_watermark(pool: str, why: str, retry_after: float) -> Overloaded:

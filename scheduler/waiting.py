@@ -126,6 +126,11 @@ class Waiting:
         """Count those of one class."""
         return self._classes.get(sla, 0)
 
+    def of_tenant(self, tenant: str) -> int:
+        """Count those of one tenant; O(classes)."""
+        counts = self.counts
+        return sum(counts.get((sla, tenant), 0) for sla in self._classes)
+
     def any_of_rank(self, rank: int) -> bool:
         """Tell whether one waits whose class matters as much, or more."""
         if self._youngest is None:

@@ -74,11 +74,14 @@ class Section(BaseModel):
     """Keys that a later version will know."""
     later_values: ClassVar[dict[str, frozenset[str]]] = {}
     """Values of known keys that a later version will know."""
+    flags: ClassVar[frozenset[str]] = frozenset()
+    """Keys of numbers that may be true or false, too."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_number(cls, value: object, info: ValidationInfo) -> object:
         assert info.field_name is not None
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+        flag = cls.model_fields[info.field_name].annotation is bool or info.field_name in cls.flags
+        if isinstance(value, bool) and not flag:
             raise ValueError("must not be true or false")
         return value

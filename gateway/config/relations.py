@@ -13,6 +13,7 @@ from forebay.adapters.registry import ADAPTERS
 
 from .errors import path_of
 from .suggest import did_you_mean
+from .tenancy import read_reserve
 from .units import Substituted, shown
 from .values import check_digest, is_digest_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Found = Iterator[tuple[Place, str]]
     Named = Iterator[tuple[Place, str]]
 
+_ROUNDING = 1e-9
 _MONEY = ("money_per_day", "money_per_month")
 
 
@@ -41,6 +43,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _names_exist,
         _queued_classes_exist,
         _money_has_prices,
+        _reserves_fit,
         _tenants_have_keys,
         _keys_once,
         _server_fits,
@@ -134,6 +137,19 @@ def _money_has_prices(file: dict[str, object]) -> Found:
         free = sorted({m for m in models if isinstance(m, str)} - priced)
         if free and any(key in limits for key in _MONEY):
             yield place, f"has a limit on money, but 'prices' has none for {shown(free[0])}"
+
+
+def _reserves_fit(file: dict[str, object]) -> Found:
+    """Find the reserve with which more is kept than there is."""
+    total = 0.0
+    for place, holder in _holders(file):
+        try:
+            share = cast("float", read_reserve(holder.get("reserve", 0)))
+        except ValueError:
+            continue
+        total += share if share <= 1 else 0.0  # what is more has been told
+        if share and total > 1 + _ROUNDING:
+            yield (*place, "reserve"), f"makes all reserves {total:.0%} of each pool's places"
 
 
 def _tenants_have_keys(file: dict[str, object]) -> Found:

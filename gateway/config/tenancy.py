@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
+from forebay.policies.shares import RESERVE
+
 from .base import (
     Count,
     Digest,
@@ -15,11 +17,12 @@ from .base import (
     Name,
     Secret,
     Section,
+    Share,
     Url,
     checked,
 )
-from .units import shown
-from .values import check_digest, check_state_url
+from .units import parse_share, shown
+from .values import check_digest, check_state_url, check_zone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +43,13 @@ def read_moment(value: object) -> object:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def read_reserve(value: object) -> object:
+    """Return a share of the places; `true` is the usual one."""
+    if isinstance(value, bool):
+        return RESERVE if value else 0.0
+    return parse_share(value)
+
+
 def _key(value: object) -> object:
     """Take a bare digest for a key without expiry."""
     return Key(digest=check_digest(value)) if isinstance(value, str) else value
@@ -47,6 +57,8 @@ def _key(value: object) -> object:
 
 Moment = Annotated[float, BeforeValidator(read_moment)]
 Weight = Annotated[float, Field(gt=0, le=1000)]
+Reserved = Annotated[float, BeforeValidator(read_reserve), Field(ge=0, le=1)]
+Zone = Annotated[str, checked(check_zone)]
 StateUrl = Annotated[SecretStr, checked(check_state_url)]
 
 
@@ -65,8 +77,6 @@ class Key(Section):
 class Limits(Section):
     """What a tenant may use; a limit that is not given is none."""
 
-    later = frozenset({"queue_share"})
-
     requests_per_minute: Count | None = Field(
         default=None, ge=1, description="in any 60 s; past it 429"
     )
@@ -74,19 +84,22 @@ class Limits(Section):
         default=None, ge=1, description="prompt and output tokens in any 60 s"
     )
     concurrent: Count | None = Field(default=None, ge=1, description="requests at once")
-    tokens_per_day: Count | None = Field(default=None, ge=1, description="in a UTC day")
-    tokens_per_month: Count | None = Field(default=None, ge=1, description="in a UTC month")
+    tokens_per_day: Count | None = Field(default=None, ge=1, description="in a day")
+    tokens_per_month: Count | None = Field(default=None, ge=1, description="in a month")
     money_per_day: float | None = Field(
-        default=None, gt=0, description="in a UTC day, in the money of `prices`"
+        default=None, gt=0, description="in a day, in the money of `prices`"
     )
     money_per_month: float | None = Field(
-        default=None, gt=0, description="in a UTC month, in the money of `prices`"
+        default=None, gt=0, description="in a month, in the money of `prices`"
     )
     max_prompt: Count | None = Field(
         default=None, ge=1, description="longest prompt in tokens, as estimated; past it 400"
     )
     max_output: Count | None = Field(
         default=None, ge=1, description="output tokens of one answer; who asks for more gets 400"
+    )
+    queue_share: Share | None = Field(
+        default=None, gt=0, le=1, description="of the places in a pool's queue; past it 429"
     )
     models: tuple[ModelName, ...] | None = Field(
         default=None, min_length=1, description="models it may use; default: all"
@@ -101,10 +114,17 @@ class Limits(Section):
 class Plan(Section):
     """What tenants of one kind have in common; a tenant's own keys go before."""
 
-    later = frozenset({"reserve"})
+    flags = frozenset({"reserve"})
 
     sla: Name | None = Field(default=None, description="SLA class of its tenants")
     weight: Weight = Field(default=1.0, description="share of the engines next to other tenants")
+    reserve: Reserved = Field(
+        default=0.0,
+        description="share of each pool's places kept for its tenants together; `true` is 20 %",
+    )
+    timezone: Zone = Field(
+        default="UTC", description="whose days and months count, as `Asia/Tokyo`"
+    )
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"
     )
@@ -114,7 +134,8 @@ class Plan(Section):
 class Tenant(Section):
     """Who is billed and limited."""
 
-    later = frozenset({"priority", "reserve", "timezone"})
+    later = frozenset({"priority"})
+    flags = frozenset({"reserve"})
 
     name: Name = Field(description="its name in metrics and logs; once in the file")
     keys: tuple[Annotated[Key, BeforeValidator(_key)], ...] = Field(
@@ -123,6 +144,12 @@ class Tenant(Section):
     plan: Name | None = Field(default=None, description="plan whose settings it takes")
     sla: Name | None = Field(default=None, description="SLA class of its requests")
     weight: Weight = Field(default=1.0, description="share of the engines next to other tenants")
+    reserve: Reserved = Field(
+        default=0.0, description="share of each pool's places kept for it alone, not its plan's"
+    )
+    timezone: Zone = Field(
+        default="UTC", description="whose days and months count, as `Asia/Tokyo`"
+    )
     limits: Limits = Limits()
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"
@@ -217,8 +244,18 @@ def resolve(tenant: Tenant, plans: Mapping[str, Plan]) -> Tenant:
         return tenant
     own = tenant.model_fields_set
     taken: dict[str, Any] = {
-        key: getattr(plan, key) for key in plan.model_fields_set - own if key != "limits"
+        key: getattr(plan, key) for key in plan.model_fields_set - own - {"limits", "reserve"}
     }
     limits = {key: getattr(tenant.limits, key) for key in tenant.limits.model_fields_set}
     merged = plan.limits.model_copy(update=limits)
     return tenant.model_copy(update={**taken, "limits": merged})
+
+
+def reserve_of(tenant: Tenant, plans: Mapping[str, Plan]) -> tuple[str, float]:
+    """Return the name and the share of the reserve a tenant draws on; ("", 0) of none."""
+    if "reserve" in tenant.model_fields_set:
+        return (f"tenant {tenant.name}", tenant.reserve) if tenant.reserve else ("", 0.0)
+    plan = plans.get(tenant.plan or "")
+    if plan is None or not plan.reserve:
+        return "", 0.0
+    return f"plan {tenant.plan}", plan.reserve

@@ -6,8 +6,10 @@ import hashlib
 import re
 from functools import cache
 from urllib.parse import unquote, urlsplit
+from zoneinfo import ZoneInfo, available_timezones
 
-from .units import shown
+from .suggest import did_you_mean
+from .units import Substituted, shown
 
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _STATE_SCHEMES = ("redis", "rediss", "redis+sentinel", "redis+cluster", "unix")
@@ -153,6 +155,16 @@ def check_digest(value: str) -> str:
     if match[1].lower() in _common_digests():
         raise ValueError("is the digest of a common word; make a key with 'forebay keys new'")
     return "sha256:" + match[1].lower()
+
+
+def check_zone(value: str) -> str:
+    """Return the name of a time zone that is known here; raises ValueError."""
+    try:
+        ZoneInfo(value)
+    except (KeyError, OSError, ValueError):  # no such file; a folder; a path
+        hint = "" if isinstance(value, Substituted) else did_you_mean(value, available_timezones())
+        raise ValueError(f"there is no time zone {shown(value)}{hint}") from None
+    return value
 
 
 def is_digest_of(digest: str, word: str) -> bool:

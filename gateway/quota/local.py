@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.policies.quota import NAMES, Account, Caps
 
 from .memory import used_of
-from .tariff import NOTHING, Calendar, Tariff, charge_of, exceeded, headers_of
+from .tariff import NOTHING, UTC_NAME, Calendar, Tariff, charge_of, exceeded, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,12 +48,11 @@ class LocalLease:
         self._asked = None
         charge = charge_of(outcome, self._prompt, self._tariff.prices)
         now = meter.now()
-        dates = meter.calendar.dates(now)
-        account.advance(now, dates)
+        account.advance(now, meter.calendar.of(self._tariff.zone).dates(now))
         used = NOTHING if charge is None else charge.used
         account.settle(asked, used, self._second, self._day)
         if charge is not None:
-            meter.ledger.add(outcome.tenant, outcome.model, dates.day, charge)
+            meter.ledger.add(outcome.tenant, outcome.model, self._day, charge)
 
     def headers(self) -> Headers:
         """See Lease."""
@@ -99,7 +98,7 @@ class LocalMeter:
         tariff, account = self._strange(request.tenant) if found is None else found
         asked = tariff.estimate(request, model)
         now = self.now()
-        dates = self.calendar.dates(now)
+        dates = self.calendar.of(tariff.zone).dates(now)
         account.advance(now, dates)
         if tariff.limited and not account.fits(tariff.caps, asked):
             raise self._refusal(
@@ -124,8 +123,18 @@ class LocalMeter:
     def used(self, tenant: str) -> Used:
         """Return what is counted for a tenant now."""
         now, account = self.now(), self._account(tenant)
-        account.advance(now, self.calendar.dates(now))
+        account.advance(now, self.calendar.of(self.zone_of(tenant)).dates(now))
         return used_of(account)
+
+    def zone_of(self, tenant: str) -> str:
+        """Return whose days and months count for a tenant."""
+        found = self._tenants.get(tenant)
+        return UTC_NAME if found is None else found[0].zone
+
+    @property
+    def zones(self) -> set[str]:
+        """The time zones of all tenants."""
+        return {UTC_NAME, *(tariff.zone for tariff, _ in self._tenants.values())}
 
     def seed(self, tenant: str, dates: Dates, sums: tuple[int, int, int, int]) -> None:
         """Begin with what the ledger has for this day and month: tokens, money, tokens, money."""

@@ -108,14 +108,17 @@ class Metering:
             self._flushing = asyncio.get_running_loop().create_task(self._flush())
 
     async def _seed(self, meter: LocalMeter) -> None:
-        dates = meter.calendar.dates(meter.now())
+        now = meter.now()
+        dates = {zone: meter.calendar.of(zone).dates(now) for zone in meter.zones}
         try:
-            rows = await self.ledger.rows(since=dates.month * 100)
+            rows = await self.ledger.rows(since=min(each.month for each in dates.values()) * 100)
         except (OSError, sqlite3.Error) as error:
             logger.warning("usage cannot be read", extra={"reason": str(error)})
             return
-        for tenant, sums in spent(rows, dates.day, dates.month).items():
-            meter.seed(tenant, dates, sums)
+        for zone, own in dates.items():
+            for tenant, sums in spent(rows, own.day, own.month).items():
+                if meter.zone_of(tenant) == zone:
+                    meter.seed(tenant, own, sums)
 
     async def _flush(self) -> None:
         while True:

@@ -126,10 +126,9 @@ class SharedMeter:
     def _here_now(self) -> bool:
         return self.breaker.away and not self._closing
 
-    @property
-    def today(self) -> Dates:
-        """The dates by which calls are counted now."""
-        return self._calendar.dates(self.now())
+    def today(self, tariff: Tariff) -> Dates:
+        """Return the dates by which a tenant's calls are counted now."""
+        return self._calendar.of(tariff.zone).dates(self.now())
 
     def start(self) -> None:
         """Begin to talk to the store."""
@@ -202,7 +201,7 @@ class SharedMeter:
 
     def refusal(self, lease: SharedLease, reply: Reserved) -> Rejected:
         """Word and count a refusal of the store's."""
-        dates, wait = self.today, reply.wait_s
+        dates, wait = self.today(lease.tariff), reply.wait_s
         if wait == PERIOD:
             by_day = NAMES[reply.limit].endswith("day")
             wait = dates.day_left_s if by_day else dates.month_left_s
@@ -219,7 +218,7 @@ class SharedMeter:
 
     def reserve_here(self, lease: SharedLease) -> None:
         """Reserve in this replica's share while the store is away. Raises Rejected."""
-        short = self.here.reserve(lease, self.today, replicas=self.breaker.replicas)
+        short = self.here.reserve(lease, self.today(lease.tariff), replicas=self.breaker.replicas)
         if short is not None:
             totals = self.here.account(lease.tariff.tenant).account
             raise self._exceeded(lease, short, totals.requests.total, totals.tokens.total)
@@ -260,8 +259,9 @@ class SharedMeter:
         return taken
 
     async def _send(self, asked: list[_Asked]) -> None:
-        dates = self.today
-        batches = [Batch(a.tariff.tenant, a.tariff.caps, dates, a.operations) for a in asked]
+        batches = [
+            Batch(a.tariff.tenant, a.tariff.caps, self.today(a.tariff), a.operations) for a in asked
+        ]
         try:
             replies = await self._store.apply(batches)
         except StoreAway as error:
@@ -325,12 +325,13 @@ class SharedMeter:
     async def _tell_missed(
         self, leases: list[SharedLease], owed: list[tuple[Tariff, Operation]]
     ) -> None:
-        now, dates = self.now(), self.today
+        now = self.now()
         batches: dict[str, Batch] = {}
         for tariff, operation in (*owed, *((x.tariff, x.assertion(now)) for x in leases)):
             batch = batches.get(tariff.tenant)
             if batch is None:
-                batch = batches[tariff.tenant] = Batch(tariff.tenant, tariff.caps, dates, [])
+                batch = Batch(tariff.tenant, tariff.caps, self.today(tariff), [])
+                batches[tariff.tenant] = batch
             batch.operations.append(operation)
         try:
             await self._store.apply(list(batches.values()))

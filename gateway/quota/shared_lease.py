@@ -102,7 +102,7 @@ class SharedLease:
     def _hold(self, state: int) -> None:
         self._state = state
         self.taken = self._meter.now()
-        self.day = self._meter.today.day
+        self.day = self._meter.today(self.tariff).day
         self._meter.live[self.id] = self
 
     @property
@@ -136,10 +136,10 @@ class SharedLease:
         if charge is not None:
             meter.ledger.add(outcome.tenant, outcome.model, self.day, charge)
         if state is _HELD:
-            meter.here.forget(self, meter.today)
+            meter.here.forget(self, meter.today(self.tariff))
             meter.tell(self.tariff, settle_of(self.id, used))
         else:
-            meter.here.settle(self, used, meter.today)
+            meter.here.settle(self, used, meter.today(self.tariff))
             if self.uncertain:
                 meter.owe(self.tariff, settle_of(self.id, NOTHING))
 
@@ -161,7 +161,7 @@ class FreeLease:
     pending = False
 
     def __init__(self, meter: SharedMeter, tariff: Tariff, request: Request) -> None:
-        self._day = meter.today.day
+        self._day = meter.today(tariff).day
         self._meter = meter
         self._prompt = request.prompt_tokens_estimate
         self._tariff = tariff

@@ -8,8 +8,9 @@ each event that was relayed; nothing where an engine failed before that, or none
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from forebay.policies.contracts import Finish, Overloaded, QuotaExceeded
 from forebay.policies.quota import (
@@ -26,6 +27,7 @@ from forebay.policies.quota import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import date
 
     from forebay.gateway.config.sections import Config
     from forebay.gateway.meter import Headers
@@ -35,21 +37,30 @@ if TYPE_CHECKING:
 _COMPLETED, _LEFT = Finish.COMPLETED, Finish.LEFT
 RESET = b"%ds" % (WINDOW_S + 1)
 NOTHING = Estimate(0, 0, 0)
+UTC_NAME = "UTC"
 
 
 class Tariff:
     """What one tenant may use, and at what price."""
 
-    __slots__ = ("caps", "fail_open", "limited", "prices", "tenant")
+    __slots__ = ("caps", "fail_open", "limited", "prices", "tenant", "zone")
 
     def __init__(
-        self, tenant: str, caps: Caps, prices: Mapping[str, Price], *, fail_open: bool = True
+        self,
+        tenant: str,
+        caps: Caps,
+        prices: Mapping[str, Price],
+        *,
+        fail_open: bool = True,
+        zone: str = UTC_NAME,
     ) -> None:
         self.tenant = tenant
         self.caps = caps
         self.prices = prices
         self.fail_open = fail_open
         self.limited = caps != Caps()
+        self.zone = zone
+        """Whose days and months count."""
 
     def estimate(self, request: Request, model: str) -> Estimate:
         """Return what a request takes before it is known what it will use."""
@@ -65,7 +76,11 @@ def tariffs_of(config: Config) -> dict[str, Tariff]:
     prices = {name: Price(**price.model_dump()) for name, price in config.prices.items()}
     return {
         tenant.name: Tariff(
-            tenant.name, caps_of(tenant.limits), prices, fail_open=tenant.fail == "open"
+            tenant.name,
+            caps_of(tenant.limits),
+            prices,
+            fail_open=tenant.fail == "open",
+            zone=tenant.timezone,
         )
         for tenant in config.tenants
     }
@@ -164,12 +179,28 @@ def unavailable(tariff: Tariff) -> Overloaded:
 
 
 class Calendar:
-    """The UTC day and month, looked at once a second and at midnight."""
+    """The day and month of one time zone, looked at once a second and at midnight.
 
-    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    `now` tells the time in UTC. One of another zone is kept for as long as this one.
+    """
+
+    def __init__(
+        self, now: Callable[[], datetime] = lambda: datetime.now(UTC), *, zone: str = UTC_NAME
+    ) -> None:
         self._now = now
+        self._zone = UTC if zone == UTC_NAME else ZoneInfo(zone)
+        self._others: dict[str, Calendar] = {}
         self._until = -math.inf
         self._dates: Dates
+
+    def of(self, zone: str) -> Calendar:
+        """Return the calendar of a zone, by the same clock."""
+        if zone == UTC_NAME:
+            return self
+        found = self._others.get(zone)
+        if found is None:
+            found = self._others[zone] = Calendar(self._now, zone=zone)
+        return found
 
     def dates(self, now: float) -> Dates:
         """Return the dates; `now` is of any clock that goes forward."""
@@ -178,13 +209,17 @@ class Calendar:
         return self._dates
 
     def _turn(self, now: float) -> None:
-        today = self._now()
-        midnight = today.replace(hour=0, minute=0, second=0, microsecond=0)
-        next_day = midnight + timedelta(days=1)
-        next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-        left = (next_day - today).total_seconds()
+        moment = self._now()
+        today = moment.astimezone(self._zone).date()
+        left = self._until_midnight(moment, today + timedelta(days=1))
+        next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
         month = today.year * 100 + today.month
         self._dates = Dates(
-            month * 100 + today.day, month, left, (next_month - today).total_seconds()
+            month * 100 + today.day, month, left, self._until_midnight(moment, next_month)
         )
         self._until = now + min(1.0, left)
+
+    def _until_midnight(self, moment: datetime, day: date) -> float:
+        """Return the seconds from a moment until a day begins, on days of 23 and 25 hours too."""
+        begins = datetime.combine(day, time(), tzinfo=self._zone)
+        return (begins.astimezone(UTC) - moment.astimezone(UTC)).total_seconds()

@@ -82,6 +82,7 @@ def _unit(field: FieldInfo) -> str:
         base.parse_share: "share",
         scheduling.read_limit: "number or `auto`",
         tenancy.read_moment: "date or time",
+        tenancy.read_reserve: "share or `true`",
     }
     inside = [m for a in get_args(field.annotation) for m in getattr(a, "__metadata__", ())]
     for each in (*field.metadata, *inside):

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.gateway.config import load
 from forebay.gateway.config.errors import ConfigErrors
-from forebay.gateway.scheduling import predictor_of, scheduling_of, window_of
+from forebay.gateway.scheduling import Shared, predictor_of, scheduling_of, window_of
 from forebay.scheduler.admission import TABLE, Watermark, WatermarkSettings
 from forebay.scheduler.build import DoubleQueueSettings, Scheduling
 from forebay.scheduler.guards import GuardSettings
@@ -38,8 +38,10 @@ def errors(*lines: str, limit: str = "4") -> list[tuple[str, str]]:
 def test_without_a_word_it_is_ml_with_guards_and_no_predictor():
     pool = read()
 
-    assert scheduling_of(pool, classes=True) == Scheduling(order="ml", guards=GuardSettings())
-    assert scheduling_of(pool, classes=False).guards == GuardSettings(recalls=0)
+    assert scheduling_of(pool, Shared(classes=True)) == Scheduling(
+        order="ml", guards=GuardSettings()
+    )
+    assert scheduling_of(pool, Shared()).guards == GuardSettings(recalls=0)
     assert isinstance(predictor_of(pool), ConstantLength)
     assert window_of(pool) == WindowSettings()
 
@@ -57,7 +59,7 @@ def test_every_word_reaches_the_core():
         "  window: {ttft: 1s, tpot: 20ms, least: 2, most: 64}",
     )
 
-    assert scheduling_of(pool, classes=True) == Scheduling(
+    assert scheduling_of(pool, Shared(classes=True)) == Scheduling(
         order="hrrn",
         predicts=True,
         reread_s=0.01,
@@ -72,7 +74,7 @@ def test_every_word_reaches_the_core():
 
 
 def test_watermarks_are_the_usual_four_where_none_are_named():
-    settings = scheduling_of(read("scheduling: {watermarks: {}}"), classes=False).watermarks
+    settings = scheduling_of(read("scheduling: {watermarks: {}}"), Shared()).watermarks
 
     assert settings == WatermarkSettings(TABLE)
 

@@ -9,7 +9,7 @@ import pytest
 from forebay.gateway.config import load
 from forebay.gateway.config.errors import ConfigErrors
 from forebay.gateway.config.sections import Config, Tenant
-from forebay.gateway.config.tenancy import Limits
+from forebay.gateway.config.tenancy import Limits, reserve_of
 from forebay.gateway.keys import digest_of
 
 KEY = digest_of("fb_a")
@@ -122,7 +122,7 @@ def test_a_bare_digest_is_a_key_without_an_end():
         ),
         ("limits: {requests_per_minute: 0}", "limits.requests_per_minute", None),
         ("limits: {tokens_per_minute: 5x}", "limits.tokens_per_minute", None),
-        ("limits: {queue_share: 10%}", "limits.queue_share", "is not in this version"),
+        ("limits: {queue_share: 0}", "limits.queue_share", "must be greater than 0"),
         ("limits: {concurrent: true}", "limits.concurrent", "must not be true or false"),
         (
             "limits: {money_per_day: 1}",
@@ -131,7 +131,15 @@ def test_a_bare_digest_is_a_key_without_an_end():
         ),
         ("weight: 0", "weight", "must be greater than 0"),
         ("weight: true", "weight", "must not be true or false"),
-        ("reserve: 10%", "reserve", "is not in this version"),
+        ("reserve: much", "reserve", "must be a share such as 0.1 or 10%, not 'much'"),
+        ("reserve: 120%", "reserve", None),
+        (
+            "timezone: Europe/Berln",
+            "timezone",
+            "there is no time zone 'Europe/Berln'; did you mean 'Europe/Berlin'?",
+        ),
+        ("timezone: ../etc/passwd", "timezone", "there is no time zone '../etc/passwd'"),
+        ("timezone: Europe", "timezone", None),
         ("fail: opne", "fail", "'opne' is not one of open, closed; did you mean 'open'?"),
     ],
 )
@@ -190,6 +198,35 @@ def test_a_wrong_key_is_named(key: str, path: str, message: str):
     ((line, where, told),) = errors(f"tenants: [{{name: a, keys: [{key}]}}]\n")
     assert (line, where) == (3, f"tenants[0].keys[0]{path}")
     assert message in told
+
+
+def test_reserves_are_no_more_than_there_is():
+    text = f"tenants: [{{name: a, keys: ['{KEY}'], reserve: 50%}}]\n"
+    plans = "plans: {vip: {reserve: true}, more: {reserve: 0.4}}\n"
+    assert errors(text + plans) == [
+        (3, "tenants[0].reserve", "makes all reserves 110% of each pool's places")
+    ]
+    assert reserves_of(text + plans.replace("0.4", "0.3")) == [("tenant a", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("own", "reserve"),
+    [
+        ("plan: vip", ("plan vip", 0.2)),
+        ("plan: vip, reserve: 5%", ("tenant a", 0.05)),
+        ("plan: vip, reserve: false", ("", 0.0)),
+        ("plan: other", ("", 0.0)),
+        ("weight: 2", ("", 0.0)),
+    ],
+)
+def test_a_tenant_draws_on_its_own_reserve_or_its_plans(own: str, reserve: tuple[str, float]):
+    text = f"tenants: [{{name: a, keys: ['{KEY}'], {own}}}]\n"
+    assert reserves_of(text + "plans: {vip: {reserve: true}, other: {}}\n") == [reserve]
+
+
+def reserves_of(text: str) -> list[tuple[str, float]]:
+    config = read(text)
+    return [reserve_of(tenant, config.plans) for tenant in config.tenants]
 
 
 def test_one_key_stands_once_in_whatever_form():

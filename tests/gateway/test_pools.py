@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.gateway.config.sections import Config
 from forebay.gateway.endpoint import Endpoint
 from forebay.gateway.pools import Pool
+from forebay.gateway.scheduling import Shared
 from forebay.gateway.telemetry.histogram import Histogram
 from forebay.policies.contracts import Placement, Rejected, Request, Route
 
@@ -62,6 +63,10 @@ class Call:
         self._note("expired")
 
 
+def _nobody(_pool: str, _endpoint: str, _state: str) -> None:
+    pass
+
+
 def pool_of(*, classes: bool = True, **section: Any) -> Pool:
     endpoint = {"name": "e0", "engine": "sim", "max_in_flight": 1, "sim": {"profile": "instant"}}
     config = Config.model_validate(
@@ -71,9 +76,9 @@ def pool_of(*, classes: bool = True, **section: Any) -> Pool:
         }
     )
     (own,) = config.pools
-    made = Pool(own, seed=1, itl=Histogram((1.0,)), changed=lambda *_: None)
+    made = Pool(own, seed=1, itl=Histogram((1.0,)), changed=_nobody)
     (told,) = own.endpoints
-    made.take(own, [Endpoint(told, own.health, cast("Any", None))], classes=classes)
+    made.take(own, [Endpoint(told, own.health, cast("Any", None))], shared=Shared(classes=classes))
     made.wake(0.0)
     return made
 
@@ -143,7 +148,7 @@ def test_a_reload_of_the_order_keeps_what_is_known_of_prefixes():
     known = pool.prefix
     own = pool.section.model_copy(update={"order": "fcfs"})
 
-    pool.take(own, pool.endpoints.values())
+    pool.take(own, pool.endpoints.values(), shared=Shared(classes=True))
 
     assert known is not None
     assert pool.prefix is known

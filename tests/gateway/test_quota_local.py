@@ -280,3 +280,20 @@ def _naive(o: Outcome) -> int | None:
     if o.first_token is not None or o.finish is Finish.COMPLETED:
         return 10 + o.events
     return 10 + o.events if o.finish is Finish.LEFT and o.placed is not None else None
+
+
+def test_a_tenants_day_is_that_of_its_time_zone():
+    bench = Bench(Caps(day_tokens=100))
+    tokyo = Tariff("acme", Caps(day_tokens=100), PRICES, zone="Asia/Tokyo")
+    bench.meter.configure({"acme": tokyo, "globex": Tariff("globex", Caps(day_tokens=100), PRICES)})
+    bench.clock.date = datetime(2026, 11, 29, 14, 59, 50, tzinfo=UTC)
+    for tenant in ("acme", "globex"):
+        bench.reserve(tenant, prompt=90, tenant=tenant, output=0).settle(outcome(told=(90, 0, 0)))
+    assert bench.refusal("b").retry_after == 10.0
+
+    bench.clock.now += 11.0
+    bench.clock.date = datetime(2026, 11, 29, 15, 0, 1, tzinfo=UTC)
+    bench.reserve("c")
+    with pytest.raises(QuotaExceeded):
+        bench.reserve("d", tenant="globex")
+    assert bench.meter.zones == {"UTC", "Asia/Tokyo"}

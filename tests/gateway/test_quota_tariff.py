@@ -32,6 +32,19 @@ def test_the_calendar_looks_at_the_clock_once_a_second():
     assert calendar.dates(2.5).month_left_s == 12 * 3600.0
 
 
+def test_a_day_begins_at_the_midnight_of_its_zone_however_long_it_is():
+    moments = [datetime(2026, 10, 24, 22, 30, tzinfo=UTC)]
+    calendar = Calendar(lambda: moments[-1])
+    berlin = calendar.of("Europe/Berlin")
+    assert (calendar.dates(0.0).day, berlin.dates(0.0)) == (
+        20261024,
+        Dates(20261025, 202610, 24.5 * 3600, (24.5 + 6 * 24) * 3600),  # 25 hours: winter comes
+    )
+    moments.append(datetime(2026, 10, 31, 23, 0, tzinfo=UTC))
+    assert calendar.of("Europe/Berlin") is berlin
+    assert (calendar.dates(2.0).month, berlin.dates(2.0).month) == (202610, 202611)
+
+
 def test_headers_tell_only_of_limits_that_there_are():
     assert headers_of(Caps(), 5, 5) == ()
     assert headers_of(Caps(tokens=10), 5, 50) == (

@@ -387,3 +387,44 @@ def test_goodput_is_counted_by_class(go: Go, kit: Kit):
             }
 
     go(main())
+
+
+# -- reserves and shares of the queue --------------------------------------------------------------
+
+
+def test_a_reserve_is_taken_back_as_places_become_free_and_a_share_of_the_queue_holds(
+    go: Go, kit: Kit
+):
+    tenants: list[dict[str, Any]] = [
+        {"name": "acme", "keys": [digest_of(ACME)], "plan": "vip"},
+        {"name": "other", "keys": [digest_of(OTHER)], "limits": {"queue_share": "40%"}},
+    ]
+    stall = kit.chat(sim={"fault": "stall"})
+
+    async def main() -> None:
+        settings = kit.config(
+            [kit.sim(max_in_flight=2)],
+            plans={"vip": {"reserve": True, "weight": 0.01}},
+            tenants=tenants,
+            pool={"queue": {"max_requests": 5}, "order": "fcfs"},
+        )
+        async with kit.running(settings) as gateway:
+            core = gateway.pool.dispatcher
+            mob = [await gateway.caller() for _ in range(4)]
+            for number, caller in enumerate(mob):
+                caller.send(kit.post(stall, headers=bearer(OTHER)))
+                await kit.until(lambda n=number: core.in_flight + core.queued == n + 1)
+            assert refused(await ask(gateway, kit, bearer(OTHER))) == (429, "rate_limit_exceeded")
+            vip = await gateway.caller()
+            vip.send(kit.post(kit.chat(), headers=bearer(ACME)))
+            await kit.until(lambda: core.queued == 3)
+            mob[0].leave()
+            answer = await vip.answer()
+            assert (answer.status, core.queued) == (
+                200,
+                1,
+            )  # it went before two that had come first; one of them runs
+            for caller in (*mob[1:], vip):
+                caller.leave()
+
+    go(main())

@@ -21,7 +21,7 @@ from forebay.gateway.local import LocalAnswers
 from forebay.gateway.messages import Limits
 from forebay.gateway.meter import Unmetered
 from forebay.gateway.protocol import Connections, HttpProtocol
-from forebay.gateway.scheduling import scheduling_of
+from forebay.gateway.scheduling import Shared, scheduling_of
 from forebay.gateway.telemetry.labels import LabelSpace
 from forebay.gateway.telemetry.metrics import Metrics
 from forebay.gateway.telemetry.observer import Telemetry
@@ -245,7 +245,7 @@ def replayed(live: Live) -> list[tuple[int, str]]:
         trace.append(TraceRequest(request.arrived, outcome.prompt_tokens, outcome.output_tokens))
     settings = Settings(
         profile=PROFILE,
-        scheduling=scheduling_of(section, classes=False),
+        scheduling=scheduling_of(section, Shared()),
         endpoints=2,
         max_in_flight=LIMIT,
         seed=crc32(POOL.encode()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.gateway.config import load
-from forebay.gateway.scheduling import scheduling_of
+from forebay.gateway.scheduling import Shared, scheduling_of
 from forebay.policies.registry import GROUP, KINDS
 from forebay.scheduler.admission import TABLE, WatermarkSettings
 
@@ -49,7 +49,7 @@ def test_the_settings_on_the_page_are_right():
     (pool,) = load.read("version: 1\n" + block("yaml")).pools
 
     assert (pool.order, pool.scheduling.guards.longest_wait) == ("ml", 120.0)
-    assert scheduling_of(pool, classes=True).watermarks == WatermarkSettings()
+    assert scheduling_of(pool, Shared(classes=True)).watermarks == WatermarkSettings()
 
 
 def test_the_usual_marks_are_those_of_the_page():

@@ -120,6 +120,7 @@ def asked(number: int, rng: Random, now: float) -> Request:
         stream=True,
         sla=f"c{rank}",
         sla_rank=rank,
+        reserve="vip" if number % 5 == 0 else "",
     )
 
 
@@ -127,7 +128,12 @@ def asked(number: int, rng: Random, now: float) -> Request:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_core_fed_with_its_journal_decides_the_same_byte_for_byte(order: str, seed: int):
     settings = Scheduling(
-        order, predicts=True, guards=TIGHT, watermarks=WatermarkSettings(), class_caps={"c0": 6}
+        order,
+        predicts=True,
+        guards=TIGHT,
+        watermarks=WatermarkSettings(),
+        class_caps={"c0": 6},
+        reserves={"vip": 0.3},
     )
     lines = live(settings, seed=seed)
 
