@@ -11,10 +11,11 @@ was promised, and the request has gone out to its last byte.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from typing import TYPE_CHECKING, Protocol, cast
 
-from forebay.policies.contracts import EngineFailed, EngineUnreachable
+from forebay.policies.contracts import EngineFailed, EngineUnreachable, NotSent
 
 from .connection_answer import Answer
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _JOINED = 64 << 10
 """A body up to this long is copied behind its head, so that both leave in one packet."""
 _GONE = (b"", b"")
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Why a connect fails before any packet has left."""
 
 
 class Store(Protocol):
@@ -109,8 +112,14 @@ class Connection(asyncio.Protocol):
         self._store.forget(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            why = self._why_not(error)
-            exchange.fail(EngineUnreachable(f"cannot connect to {self._store.name}: {why}"))
+            exchange.fail(self._failure(error))
+
+    def _failure(self, error: BaseException | None) -> EngineFailed:
+        why = self._why_not(error)
+        if isinstance(error, OSError) and error.errno in _OURS:
+            text = f"the gateway has no socket left: {why}; raise its limits (ulimit -n)"
+            return NotSent(text, status=503, code="no_socket_left", retry_after=1.0)
+        return EngineUnreachable(f"cannot connect to {self._store.name}: {why}")
 
     def _why_not(self, error: BaseException | None) -> str:
         if self._timed_out:

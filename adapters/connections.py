@@ -13,7 +13,7 @@ import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from forebay.policies.contracts import ConfigError, EngineFailed
+from forebay.policies.contracts import ConfigError, NotSent
 
 from .connection_exchange import Exchange
 from .connection_head import Heads
@@ -88,9 +88,7 @@ class Connections:
         try:
             head = self._heads.write(method, path, headers, len(body))
         except ValueError as error:
-            # Ours, not the engine's, and the next endpoint would fare no better.
-            failure = EngineFailed(f"request not sent: {error}", status=500, code="internal_error")
-            self.loop.call_soon(exchange.fail, failure)
+            self.loop.call_soon(exchange.fail, NotSent(f"request not sent: {error}"))
             return exchange
         exchange.request = (head, body)
         connection = self._take()

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forebay.adapters.base import Verdict
-from forebay.policies.contracts import EngineFailed, EngineRefused, Finish, ForebayError
+from forebay.policies.contracts import EngineFailed, EngineRefused, Finish, ForebayError, NotSent
 
 from .answer import Events, Held
 from .dialects import Seen
@@ -220,8 +220,8 @@ class Attempt:
         """Say that nothing came of it, or that the answer broke off."""
         sent = self.sent
         self.stream = None
-        if error.code == "internal_error":  # ours: no other endpoint would fare better
-            self._relay.answer_error(error, finish=Finish.ENGINE_ERROR)
+        if isinstance(error, NotSent):
+            self._relay.answer_error(error, finish=Finish.REJECTED)
         elif self.started:
             self._judge(Verdict.BROKEN, error.message)
             said = final(Verdict.BROKEN, error, self._inbound.pool.name)  # without the address

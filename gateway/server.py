@@ -15,6 +15,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 def serve(path: Path, *, host: str | None = None, port: int | None = None) -> int:
     """Serve a configuration file until told to stop; `host` and `port` override the file's."""
-    _open_standard_files()
+    _prepare()
     content = path.read_bytes()
 
     def read(text: bytes) -> Config:
@@ -53,14 +54,22 @@ def serve(path: Path, *, host: str | None = None, port: int | None = None) -> in
 
 def serve_config(config: Config, *, banner: Callable[[str], None] | None = None) -> int:
     """Serve a configuration until told to stop; `banner` is given the address when it listens."""
-    _open_standard_files()
+    _prepare()
     return uvloop.run(Process(config, banner=banner).run())
 
 
 def serve_engine(embedded: Embedded, *, host: str, port: int) -> int:
     """Serve one embedded engine until told to stop."""
-    _open_standard_files()
+    _prepare()
     return uvloop.run(_run_engine(embedded, host, port))
+
+
+def _prepare() -> None:
+    _open_standard_files()
+    # A stream takes two files, and the usual soft limit of 1,024 is there for select(2) alone.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _open_standard_files() -> None:

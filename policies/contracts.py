@@ -125,6 +125,13 @@ class EngineUnreachable(EngineFailed):
     code = "engine_unreachable"
 
 
+class NotSent(EngineFailed):
+    """The gateway could not send the request: no engine is to blame, and no other fares better."""
+
+    status = 500
+    code = "internal_error"
+
+
 class EngineRefused(EngineFailed):
     """The engine answered with an error status."""
 

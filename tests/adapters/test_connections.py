@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.adapters.connections import Connections
-from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreachable
+from forebay.policies.contracts import ConfigError, EngineFailed, EngineUnreachable, NotSent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -414,6 +416,29 @@ def test_nobody_listening_is_unreachable(
     run(main())
 
 
+def test_no_socket_left_is_our_failure_and_not_the_engines(
+    run: Run, upstream: type[Upstream], recorder: type[Recorder]
+):
+    async def main() -> None:
+        async with upstream(serve) as server:
+            store = dial(server.url)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            try:
+                sink = await ask(store, recorder())
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert type(sink.error) is NotSent
+            assert (sink.error.status, sink.error.code) == (503, "no_socket_left")
+            assert sink.error.retry_after == 1.0
+            assert (server.accepted, store.open_connections) == (0, 0)
+            assert "end" in (await ask(store, recorder())).names
+
+    run(main())
+
+
 def test_a_name_that_does_not_resolve_is_unreachable(run: Run, recorder: type[Recorder]):
     async def main() -> None:
         store = dial("http://nowhere.invalid:9")
@@ -456,7 +481,7 @@ def test_a_header_that_cannot_be_sent_is_our_failure_and_goes_nowhere(
             store.open("POST", "/", [("x-a", "canary\r\nx-b: c")], b"", sink)
             assert sink.calls == []
             await sink.done.wait()
-            assert type(sink.error) is EngineFailed
+            assert type(sink.error) is NotSent
             assert (sink.error.status, sink.error.code) == (500, "internal_error")
             assert sink.error.message == ("request not sent: header x-a holds a line break or NUL")
             assert (server.accepted, store.open_connections) == (0, 0)
