@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_decode import Bench, meta_call, run, tensors
+from bench_decode import Bench, meta_call, ragged, run, tensors
 from kernels_common import Report, pool_tables, precompile, time_rotating
 
 from forebay.kernels._common.host import device_key
@@ -29,38 +29,40 @@ from forebay.kernels.attention.prefill import PrefillConfig, paged_prefill
 from forebay.kernels.attention.reference import attention_reference, mla_decode_reference
 from forebay.kernels.testing import error
 
-# (cache, new tokens, rows): tile tokens, warps, stages, resident programs
+# (cache, new tokens, rows of a program): tile tokens, warps, stages, resident programs
 DECODE = {
-    ("bf16", 1, 16): [
-        (64, 4, 3, 2), (128, 4, 3, 1), (64, 2, 3, 2), (128, 8, 3, 1), (64, 4, 5, 1), (64, 4, 4, 2),
-        (64, 4, 3, 3),
-    ],
-    ("int8", 1, 16): [(128, 4, 3, 2), (128, 4, 4, 2), (128, 4, 3, 1), (128, 4, 5, 1)],
-    ("fp8", 1, 16): [(128, 4, 3, 2), (128, 4, 4, 2), (128, 4, 3, 1), (128, 4, 5, 1)],
-    ("bf16", 8, 32): [(64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 2), (128, 8, 3, 1)],
-    ("bf16", 16, 64): [(64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 1), (64, 4, 3, 1)],
+    ("bf16", 1, 16): [(64, 4, 3, 2), (64, 4, 3, 3), (64, 4, 4, 2), (128, 4, 2, 2)],
+    ("int8", 1, 16): [(128, 4, 3, 2), (128, 4, 3, 3), (64, 4, 4, 3)],
+    ("fp8", 1, 16): [(128, 4, 3, 2), (128, 4, 3, 3), (64, 4, 4, 3)],
+    ("bf16", 8, 32): [(64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 2)],
+    ("bf16", 16, 64): [(64, 4, 3, 2), (64, 4, 3, 1), (128, 8, 2, 1)],
     ("bf16", 64, 128): [(64, 8, 3, 1), (128, 8, 2, 1)],
-    ("bf16", 64, 64): [(64, 4, 3, 2), (64, 8, 3, 1)],
-}  # fmt: skip
-PREFILL = [(128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 64, 4, 4)]
+}
+PREFILL = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 3)]
+# rows, tile tokens, warps, stages, resident programs, parts of the output, the Gluon kernel
 MLA = {
-    128: [(64, 64, 8, 2, 1), (64, 32, 8, 3, 1)],
-    16: [
-        (16, 32, 4, 3, 2), (16, 32, 4, 4, 1), (16, 64, 4, 2, 2), (16, 32, 4, 5, 1),
-        (16, 64, 4, 3, 1),
+    128: [
+        (64, 64, 8, 2, 1, 1, True),
+        (64, 64, 8, 2, 1),
+        (128, 32, 8, 2, 1, 2),
+        (64, 32, 4, 1, 2, 2),
     ],
-}  # fmt: skip
+    16: [(16, 32, 4, 3, 2), (16, 64, 4, 2, 2), (16, 64, 8, 3, 1)],
+}
+SHAPES = {
+    1: ((1, 4096), (8, 4096), (12, 4096), (32, 4096), (128, 4096), (32, 0)),
+    8: ((8, 4096), (32, 4096), (64, 4096)),
+    16: ((8, 4096), (64, 4096)),
+    64: ((8, 4096), (32, 4096)),
+}
 
 Scores = dict[tuple[str, str], dict[Any, list[float]]]
 
 
 def decode_configs(kind: tuple[str, int, int]) -> list[DecodeConfig]:
     """All settings to try for one class."""
-    peels = (False, True) if kind[0] != "bf16" or kind[1] >= 16 else (False,)
-    return [
-        DecodeConfig(kind[2], bn, warps, stages, resident, peel)
-        for (bn, warps, stages, resident), peel in itertools.product(DECODE[kind], peels)
-    ]
+    peel = kind[0] != "bf16" or kind[1] >= 16
+    return [DecodeConfig(kind[2], *settings, peel, 64) for settings in DECODE[kind]]
 
 
 def prefill_configs() -> list[PrefillConfig]:
@@ -121,10 +123,9 @@ def sweep_decode(report: Report, scores: Scores) -> None:
         kv, q, rows = kind
         bench = benches[kv]
         size = {"bf16": 16, "int8": 8, "fp8": 8}[kv]
-        mine = scores["decode", f"kv{size}-d128-m{128 if q == 64 else rows}"]
-        shapes = ((8, 4096), (32, 4096), (1, 32768)) if q == 1 else ((8, 4096), (32, 4096))
-        for batch, length in shapes:
-            lens = [length] * batch
+        mine = scores["decode", f"kv{size}-d128-m{rows}"]
+        for batch, length in SHAPES[q]:
+            lens = [length] * batch if length else ragged(batch)
             sets = bench.sets(lens, q)
             floor = bench.floor_us(lens, q, copy)
             wanted = bench.reference(*sets[0], q)
@@ -148,8 +149,8 @@ def sweep_decode(report: Report, scores: Scores) -> None:
 
 def sweep_prefill(report: Report, scores: Scores) -> None:
     """Time prefill's settings."""
-    mine = scores["prefill", "kv16-d128"]
     for page, (chunk, prefix) in itertools.product((16, 64), ((4096, 0), (4096, 8192))):
+        mine = scores["prefill", "kv16-d128" if page >= 64 else "kv16-d128-gather"]
         bench = Bench("L3-8B", page=page, gib=2)
         _, cache = bench.sets([chunk + prefix], 1)[0]
         query = torch.randn(chunk, 32, 128, device="cuda", dtype=torch.bfloat16)
@@ -246,22 +247,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, required=True)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--ops", nargs="*", default=["decode", "prefill", "mla"])
     parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--only-compile", action="store_true")
     options = parser.parse_args()
-    thunks = [
-        meta_call("L3-8B", page=16, batch=8, q=q, kv=kv, config=config)
-        for kv, q, rows in DECODE
-        for config in decode_configs((kv, q, rows))
-    ]
-    thunks += [meta_prefill(c, page) for c in prefill_configs() for page in (16, 64)]
-    thunks += [meta_mla(heads, MlaConfig(*c)) for heads, tried in MLA.items() for c in tried]
-    precompile(thunks, workers=options.workers)
+    thunks = {
+        "decode": [
+            meta_call("L3-8B", page=16, batch=8, q=q, kv=kv, config=config)
+            for kv, q, rows in DECODE
+            for config in decode_configs((kv, q, rows))
+        ],
+        "prefill": [meta_prefill(c, page) for c in prefill_configs() for page in (16, 64)],
+        "mla": [meta_mla(heads, MlaConfig(*c)) for heads, tried in MLA.items() for c in tried],
+    }
+    precompile([t for op in options.ops for t in thunks[op]], workers=options.workers)
+    if options.only_compile:
+        return
     report = Report("configs", options.out)
     scores: Scores = defaultdict(lambda: defaultdict(list))
     try:
-        sweep_decode(report, scores)
-        sweep_prefill(report, scores)
-        sweep_mla(report, scores)
+        for op in options.ops:
+            {"decode": sweep_decode, "prefill": sweep_prefill, "mla": sweep_mla}[op](report, scores)
     finally:
         report.save()
     write_tables(scores, options.tables, report.facts)

@@ -16,6 +16,7 @@ __all__ = [
     "load_pages",
     "online_softmax",
     "page_rows",
+    "query_rows",
     "soft_cap",
     "split_of",
     "to_half",
@@ -172,6 +173,16 @@ def words_to_halves(words, FP8: tl.constexpr, ASM: tl.constexpr):
         c = ((words << 8) >> 24).to(tl.float16)
         d = (words >> 24).to(tl.float16)
         return a, b, c, d
+
+
+@triton.jit
+def query_rows(cu_query_ptr, b, max_query):
+    """First query row of sequence b, and how many it has."""
+    if cu_query_ptr is None:
+        return b * max_query, max_query
+    else:  # noqa: RET505 - a compile-time branch
+        start = tl.load(cu_query_ptr + b)
+        return start, tl.load(cu_query_ptr + b + 1) - start
 
 
 @triton.jit

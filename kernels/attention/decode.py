@@ -1,17 +1,18 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN202, C901, N803, N806, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: ANN001, ANN202, N803, N806, PLR0913, PLR0915, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Paged decode attention with split-KV: one new token a sequence, or up to 64 to verify.
 
-Stage 1 runs one program per (kv head, row block, work item). Its rows are the (new token, query
+Stage 1 runs one program per (kv head, row block, grid column). Its rows are the (new token, query
 head of the group) pairs, so that a verify step of q tokens reads the cache once like a plain
-decode. It walks one split: first the tiles that every row sees whole, without a mask, then the
-tiles at the edge (partial, causal or tree-shaped) with one. Stage 2 merges the splits' states.
+decode. A column is one split of one sequence, or, with a plan, a run of work items that may cross
+from one sequence to the next. Stage 2 merges the states of sequences that were cut.
 
-Page ids for the next tile are read one iteration ahead and carried by the loop: the cache rows then
-are first-level loads, which the compiler's pipeliner keeps several tiles in flight.
+Both are launched while the kernel before them still runs (programmatic dependent launch). Until it
+has ended they read only what tells them where to look: lengths, plan and page ids. Those must not
+come from a kernel that lets its successor start early; ours that do so write caches and outputs.
 """
 
 from dataclasses import dataclass
@@ -21,15 +22,145 @@ import triton
 import triton.language as tl
 
 from forebay.kernels._common.host import LOG2E, check, config_for, next_power_of_2, sm_count
-from forebay.kernels._common.jit import load_pages, split_of, visible_start
+from forebay.kernels._common.jit import load_pages, query_rows, split_of, visible_start
 
 from .layout import PagedCache, Rule
-from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
-from .tile import WEIGHT_SHIFT, attend_tile, new_acc, store_acc
+from .splits import MIN_TOKENS, Plan, Policy, StaticSplits, make_plan, static_splits
+from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
 MAX_ROWS_TOKENS = 64
+
+
+@triton.jit
+def attend_item(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    out_ptr,
+    lse_ptr,
+    part_out_ptr,
+    part_lse_ptr,
+    table_ptr,
+    indptr_ptr,
+    seq_lens_ptr,
+    cu_query_ptr,
+    tree_ptr,
+    sinks_ptr,
+    kv_head,
+    row_block,
+    b,
+    start,
+    end,
+    count,
+    item,
+    scale_log2,
+    cap,
+    max_query,
+    stride_table,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_k_page,
+    stride_k_slot,
+    stride_v_page,
+    stride_v_slot,
+    stride_s_page,
+    stride_s_slot,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    QUANT: tl.constexpr,
+    WORDS: tl.constexpr,
+    ASM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+    PEEL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Attend to tokens start : end of sequence b, and store the result or the item's state."""
+    TREE: tl.constexpr = tree_ptr is not None
+    q_start, q_len = query_rows(cu_query_ptr, b, max_query)
+    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_token = rows // GROUP
+    row_head = kv_head * GROUP + rows % GROUP
+    row_valid = row_token < q_len
+    seq_len = tl.load(seq_lens_ptr + b)
+    if indptr_ptr is None:
+        row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
+    else:
+        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    offs_d = tl.arange(0, BLOCK_D)
+    q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
+    q = tl.load(
+        q_ptr + q_at[:, None] + offs_d[None, :],
+        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
+    lowest = visible_start(seq_len, q_len, WINDOW, BLOCK_N)
+    prefix = seq_len - q_len
+    row_pos = prefix + row_token
+    row_bits = tl.zeros([BLOCK_M], dtype=tl.int64)
+    if TREE:
+        row_bits = tl.load(tree_ptr + q_start + row_token, mask=row_valid, other=0)
+
+    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    norm = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if sinks_ptr is not None:
+        if start == lowest:
+            m = tl.load(sinks_ptr + row_head).to(tl.float32) * 1.4426950408889634
+            norm = norm + 1.0
+    sinks_end = 0
+    if SINK_TOKENS > 0:
+        sinks_end = tl.where(start == lowest, tl.minimum(SINK_TOKENS, lowest), 0)
+    # Tokens that every row sees: all but the queries' own, and with one token that one too.
+    seen_by_all = prefix if TREE else prefix + 1
+    whole = start + tl.maximum(tl.minimum(end, seen_by_all) - start, 0) // BLOCK_N * BLOCK_N
+    acc, m, norm = attend_range(
+        new_acc(BLOCK_M, BLOCK_V, WORDS), m, norm, q, row_ptr, pages, sinks_end, start,
+        whole, end, row_pos, row_bits,
+        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+        stride_k_page, stride_k_slot, stride_v_page, stride_v_slot, stride_s_page, stride_s_slot,
+        PEEL and WINDOW == 0, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+    )  # fmt: skip
+
+    safe_norm = tl.where(norm == 0.0, 1.0, norm)
+    lse2 = tl.where(norm == 0.0, float("-inf"), m + tl.log2(safe_norm))
+    factor = 1.0 / safe_norm
+    if QUANT:
+        factor = factor / WEIGHT_SHIFT
+    heads: tl.constexpr = KV_HEADS * GROUP
+    if not SPLIT or count == 1:
+        out_at = (q_start + row_token).to(tl.int64) * stride_out_token + row_head * stride_out_head
+        store_acc(acc, factor, out_ptr, out_at, row_valid, VALUE_DIM, BLOCK_V, WORDS)
+        if lse_ptr is not None:
+            lse_at = (q_start + row_token).to(tl.int64) * heads + row_head
+            tl.store(lse_ptr + lse_at, lse2 * 0.6931471805599453, mask=row_valid)
+    else:
+        part_at = (tl.cast(item, tl.int64) * max_query + row_token) * heads + row_head
+        store_acc(
+            acc, factor, part_out_ptr, part_at * VALUE_DIM, row_valid, VALUE_DIM, BLOCK_V, WORDS
+        )
+        tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
 
 
 @triton.jit(
@@ -57,6 +188,7 @@ def decode_split_kernel(
     seq_lens_ptr,
     cu_query_ptr,
     items_ptr,
+    parts_ptr,
     tree_ptr,
     sinks_ptr,
     scale_log2,
@@ -101,142 +233,64 @@ def decode_split_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    TREE: tl.constexpr = tree_ptr is not None
     kv_head = tl.program_id(0) % KV_HEADS
     row_block = tl.program_id(0) // KV_HEADS
-    if items_ptr is None:
-        split = tl.program_id(1)
+    if parts_ptr is None:
         b = tl.program_id(2)
-        item = b * max_splits + split
-    else:
-        item = tl.program_id(1)
-        b = tl.load(items_ptr + item * 4)
-        if b < 0:
-            return
-    if cu_query_ptr is None:
-        q_start = b * max_query
-        q_len = max_query
-    else:
-        q_start = tl.load(cu_query_ptr + b)
-        q_len = tl.load(cu_query_ptr + b + 1) - q_start
-    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_token = rows // GROUP
-    row_head = kv_head * GROUP + rows % GROUP
-    row_valid = row_token < q_len
-    if row_block * BLOCK_M >= q_len * GROUP:
-        return
-    # The query's load does not wait for the length's: start both.
-    seq_len = tl.load(seq_lens_ptr + b)
-    offs_d = tl.arange(0, BLOCK_D)
-    q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
-    q = tl.load(
-        q_ptr + q_at[:, None] + offs_d[None, :],
-        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
-    lowest = visible_start(seq_len, q_len, WINDOW, BLOCK_N)
-    if items_ptr is None:
+        seq_len = tl.load(seq_lens_ptr + b)
+        _q_start, q_len = query_rows(cu_query_ptr, b, max_query)
+        lowest = visible_start(seq_len, q_len, WINDOW, BLOCK_N)
+        split = tl.program_id(1)
         count, chunk = split_of(
             seq_len - lowest, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N
         )
         if split >= count:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
             return
         start = lowest + split * chunk
         end = tl.minimum(start + chunk, seq_len)
+        first = b * max_splits + split
+        last = first + 1
     else:
-        start = tl.load(items_ptr + item * 4 + 1)
-        end = tl.load(items_ptr + item * 4 + 2)
-        count = tl.load(items_ptr + item * 4 + 3)
-
-    prefix = seq_len - q_len
-    row_pos = prefix + row_token
-    row_bits = tl.zeros([BLOCK_M], dtype=tl.int64)
-    if TREE:
-        row_bits = tl.load(tree_ptr + q_start + row_token, mask=row_valid, other=0)
-
-    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    norm = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if sinks_ptr is not None:
-        if start == lowest:
-            m = tl.load(sinks_ptr + row_head).to(tl.float32) * 1.4426950408889634
-            norm = norm + 1.0
-    acc = new_acc(BLOCK_M, BLOCK_V, WORDS)
-
-    if indptr_ptr is None:
-        row_ptr = table_ptr + b.to(tl.int64) * stride_table
-    else:
-        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+        record = parts_ptr + tl.program_id(1) * 8
+        b = tl.load(record)
+        if b < 0:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            return
+        start = tl.load(record + 1)
+        end = tl.load(record + 2)
+        count = tl.load(record + 3)
+        first = tl.load(record + 4)
+        last = tl.load(record + 5)
     k_ptr += kv_head * stride_k_head
     v_ptr += kv_head * stride_v_head
     if QUANT:
         k_scale_ptr += kv_head * stride_s_head
         v_scale_ptr += kv_head * stride_s_head
-
-    if SINK_TOKENS > 0:
-        if start == lowest:
-            for n in range(0, tl.minimum(SINK_TOKENS, lowest), BLOCK_N):
-                pages = load_pages(row_ptr, n, lowest, PAGE, BLOCK_N)
-                acc, m, norm = attend_tile(
-                    acc, m, norm, q, pages, n, lowest, row_pos, row_bits,
-                    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-                    stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
-                    stride_s_page, stride_s_slot,
-                    True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-                    HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
-                )  # fmt: skip
-
-    # Tokens that every row sees: all but the queries' own, and with one token that one too.
-    if WINDOW > 0 or not PEEL:
-        whole = start
-    elif TREE:
-        whole = start + tl.maximum(tl.minimum(end, prefix) - start, 0) // BLOCK_N * BLOCK_N
-    else:
-        whole = start + tl.maximum(tl.minimum(end, prefix + 1) - start, 0) // BLOCK_N * BLOCK_N
-    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
-    if PEEL and WINDOW == 0:
-        for n in tl.range(start, whole, BLOCK_N):
-            ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-            acc, m, norm = attend_tile(
-                acc, m, norm, q, pages, n, end, row_pos, row_bits,
-                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+    # What is worked out before the loop would sit in registers through every tile.
+    for item in tl.range(first, last, disable_licm=True):
+        _q_start, q_len = query_rows(cu_query_ptr, b, max_query)
+        if row_block * BLOCK_M < q_len * GROUP:
+            attend_item(
+                q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr,
+                part_out_ptr, part_lse_ptr, table_ptr, indptr_ptr, seq_lens_ptr, cu_query_ptr,
+                tree_ptr, sinks_ptr, kv_head, row_block, b, start, end, count, item,
+                scale_log2, cap, max_query, stride_table,
+                stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
-                False, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+                KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM, PAGE, WINDOW, SINK_TOKENS, SOFT_CAP,
+                QUANT, WORDS, ASM, SPLIT, COMPUTE, PRECISION, PDL, PEEL,
+                BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V,
             )  # fmt: skip
-            pages = ahead
-    for n in tl.range(whole, end, BLOCK_N):
-        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-        acc, m, norm = attend_tile(
-            acc, m, norm, q, pages, n, end, row_pos, row_bits,
-            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-            stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
-            stride_s_page, stride_s_slot,
-            True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
-        )  # fmt: skip
-        pages = ahead
-
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    safe_norm = tl.where(norm == 0.0, 1.0, norm)
-    lse2 = tl.where(norm == 0.0, float("-inf"), m + tl.log2(safe_norm))
-    factor = 1.0 / safe_norm
-    if QUANT:
-        factor = factor / WEIGHT_SHIFT
-    heads: tl.constexpr = KV_HEADS * GROUP
-    if not SPLIT or count == 1:
-        out_at = (q_start + row_token).to(tl.int64) * stride_out_token + row_head * stride_out_head
-        store_acc(acc, factor, out_ptr, out_at, row_valid, VALUE_DIM, BLOCK_V, WORDS)
-        if lse_ptr is not None:
-            lse_at = (q_start + row_token).to(tl.int64) * heads + row_head
-            tl.store(lse_ptr + lse_at, lse2 * 0.6931471805599453, mask=row_valid)
-    else:
-        part_at = (item.to(tl.int64) * max_query + row_token) * heads + row_head
-        store_acc(
-            acc, factor, part_out_ptr, part_at * VALUE_DIM, row_valid, VALUE_DIM, BLOCK_V, WORDS
-        )
-        tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
+        if parts_ptr is not None:
+            more = item + 1 < last
+            b = tl.load(items_ptr + (item + 1) * 4, mask=more, other=0)
+            start = tl.load(items_ptr + (item + 1) * 4 + 1, mask=more, other=0)
+            end = tl.load(items_ptr + (item + 1) * 4 + 2, mask=more, other=0)
+            count = tl.load(items_ptr + (item + 1) * 4 + 3, mask=more, other=0)
 
 
 @triton.jit(
@@ -268,12 +322,7 @@ def decode_merge_kernel(
     head = tl.program_id(0)
     token = tl.program_id(1)
     b = tl.program_id(2)
-    if cu_query_ptr is None:
-        q_start = b * max_query
-        q_len = max_query
-    else:
-        q_start = tl.load(cu_query_ptr + b)
-        q_len = tl.load(cu_query_ptr + b + 1) - q_start
+    q_start, q_len = query_rows(cu_query_ptr, b, max_query)
     if first_ptr is None:
         seq_len = tl.load(seq_lens_ptr + b)
         length = seq_len - visible_start(seq_len, q_len, WINDOW, BLOCK_N)
@@ -288,6 +337,7 @@ def decode_merge_kernel(
     # alone, so it must not end before stage 1 has.
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if (token >= q_len) | (count == 1):
         return
     offs_s = tl.arange(0, BLOCK_S)
@@ -327,7 +377,10 @@ def decode_merge_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Launch settings of stage 1; `resident` programs are expected on an SM at a time."""
+    """Launch settings of stage 1.
+
+    resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
+    """
 
     block_m: int
     block_n: int
@@ -335,6 +388,7 @@ class DecodeConfig:
     num_stages: int
     resident: int
     peel: bool = True
+    min_tokens: int = MIN_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +470,7 @@ def decode_plan(
         cu_query=cu_query,
         max_query_len=max_query_len,
         window=(rule or Rule()).window,
+        min_tokens=config.min_tokens,
         out=out,
     )
 
@@ -489,13 +544,14 @@ def paged_decode(
             sms=sm_count(query.device),
             max_len=bound,
             fixed_tokens=-(-fixed_tokens // config.block_n) * config.block_n,
+            min_tokens=config.min_tokens,
         )
         grid = (programs, static.max_splits, sequences)
         items = static.max_splits * sequences
         split = static.max_splits > 1
     else:
         static = StaticSplits(1)
-        grid = (programs, plan.capacity, 1)
+        grid = (programs, plan.columns, 1)
         items = plan.capacity
         split = True
     if split and workspace is None:
@@ -505,7 +561,7 @@ def paged_decode(
             workspace.lse.numel() >= items * max_query_len * heads,
             "workspace is too small for this step",
         )
-    use_pdl = split and query.device.type != "cpu" and (pdl is None or pdl)
+    use_pdl = query.device.type != "cpu" and (pdl is None or pdl)
     compute, precision = compute_dtype(query, cache)
     table, indptr, stride_table = cache.index()
     key_scale, value_scale = cache.key_scale, cache.value_scale
@@ -520,8 +576,8 @@ def paged_decode(
     decode_split_kernel[grid](
         query, cache.key, cache.value, key_scale, value_scale, out, lse,
         workspace.out if workspace else None, workspace.lse if workspace else None,
-        table, indptr, cache.seq_lens, cu_query, plan.items if plan else None,
-        rule.tree, rule.sinks,
+        table, indptr, cache.seq_lens, cu_query,
+        plan.items if plan else None, plan.parts if plan else None, rule.tree, rule.sinks,
         scale * LOG2E, rule.soft_cap * LOG2E, max_query_len, *sums, stride_table,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *cache.key.stride()[:3], *cache.value.stride()[:3],
@@ -533,6 +589,7 @@ def paged_decode(
         PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         BLOCK_D=next_power_of_2(dim),
         BLOCK_V=block_v, num_warps=config.num_warps, num_stages=config.num_stages,
+        launch_pdl=use_pdl,
     )  # fmt: skip
     if split:
         decode_merge_kernel[(heads, max_query_len, sequences)](

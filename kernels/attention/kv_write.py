@@ -74,12 +74,16 @@ def write_cache_kernel(
     VALUE_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     QUANT: tl.constexpr,
+    PDL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if slot < 0:
         return
     page = slot // PAGE
@@ -147,12 +151,13 @@ def write_cache(
         return
     heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
     block_d, block_v = next_power_of_2(dim), next_power_of_2(value_dim)
+    use_pdl = key.device.type != "cpu"
     block_h = min(next_power_of_2(heads), max(1, 2048 // block_d))
     write_cache_kernel[(tokens, triton.cdiv(heads, block_h))](
         key, value, key_cache, value_cache, key_scale, value_scale, slots,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         *key_cache.stride()[:3], *value_cache.stride()[:3], *strides,
         HEADS=heads, HEAD_DIM=dim, VALUE_DIM=value_dim, PAGE=key_cache.shape[1], QUANT=quant,
-        BLOCK_H=block_h, BLOCK_D=block_d, BLOCK_V=block_v,
-        num_warps=max(1, min(4, block_h * block_d // 256)),
+        PDL=use_pdl, BLOCK_H=block_h, BLOCK_D=block_d, BLOCK_V=block_v,
+        num_warps=max(1, min(4, block_h * block_d // 256)), launch_pdl=use_pdl,
     )  # fmt: skip

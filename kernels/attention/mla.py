@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, N803, PLR0913, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """MLA decode on the compressed latent cache, with absorbed weights.
 
@@ -33,6 +33,7 @@ def _mla_tile(
     m,
     norm,
     q,
+    q_other,
     q_rope,
     pages,
     n,
@@ -42,33 +43,128 @@ def _mla_tile(
     scale_log2,
     stride_page,
     stride_slot,
-    MASKED: tl.constexpr,
+    mine,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
+    PARTS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    width: tl.constexpr = LATENT // PARTS
     offs_n = n + tl.arange(0, BLOCK_N)
     rows = page_rows(pages, n, stride_page, stride_slot, PAGE, BLOCK_N)
     at = cache_ptr + rows[:, None]
-    if MASKED:
-        inside = offs_n < end
-        c = tl.load(at + tl.arange(0, LATENT)[None, :], mask=inside[:, None], other=0.0)
-        r = tl.load(at + LATENT + tl.arange(0, ROPE)[None, :], mask=inside[:, None], other=0.0)
-    else:
-        c = tl.load(at + tl.arange(0, LATENT)[None, :])  # [BLOCK_N, LATENT]
-        r = tl.load(at + LATENT + tl.arange(0, ROPE)[None, :])  # [BLOCK_N, ROPE]
-    c = c.to(q.dtype)
+    inside = offs_n < end
+    # The columns this program returns come first in c, whichever they are; the rest in other.
+    c = tl.load(at + mine + tl.arange(0, width)[None, :], mask=inside[:, None], other=0.0)
+    c = c.to(q.dtype)  # [BLOCK_N, width]
+    r = tl.load(at + LATENT + tl.arange(0, ROPE)[None, :], mask=inside[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(c), input_precision=PRECISION)
+    if PARTS == 2:
+        other = tl.load(
+            at + (width - mine) + tl.arange(0, width)[None, :], mask=inside[:, None], other=0.0
+        )
+        scores = tl.dot(q_other, tl.trans(other.to(q.dtype)), scores, input_precision=PRECISION)
     scores = tl.dot(q_rope, tl.trans(r.to(q.dtype)), scores, input_precision=PRECISION)
-    if MASKED:
-        visible = (offs_n[None, :] <= row_pos[:, None]) & inside[None, :]
-        scores = tl.where(visible, scores, float("-inf"))
-    weights, rescale, m, norm = online_softmax(scores, scale_log2, m, norm, MASKED)
+    visible = (offs_n[None, :] <= row_pos[:, None]) & inside[None, :]
+    scores = tl.where(visible, scores, float("-inf"))
+    weights, rescale, m, norm = online_softmax(scores, scale_log2, m, norm, True)
     acc = acc * rescale[:, None]
     acc = tl.dot(weights.to(q.dtype), c, acc, input_precision=PRECISION)
     return acc, m, norm
+
+
+@triton.jit
+def attend_latent(
+    q_ptr,
+    cache_ptr,
+    out_ptr,
+    lse_ptr,
+    part_out_ptr,
+    part_lse_ptr,
+    table_ptr,
+    seq_lens_ptr,
+    row_block,
+    mine,
+    b,
+    start,
+    end,
+    count,
+    item,
+    scale_log2,
+    latent_scale,
+    max_query,
+    stride_table,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_page,
+    stride_slot,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Attend to tokens start : end of sequence b, and store columns mine : mine + width."""
+    width: tl.constexpr = LATENT // PARTS
+    seq_len = tl.load(seq_lens_ptr + b)
+    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_token = rows // HEADS
+    row_head = rows % HEADS
+    row_valid = row_token < max_query
+    row_pos = seq_len - max_query + row_token
+    q_at = (b * max_query + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
+    q_from = q_ptr + q_at[:, None]
+    keep = row_valid[:, None]
+    offs_v = tl.arange(0, width)
+    q = tl.load(q_from + mine + offs_v[None, :], mask=keep, other=0.0).to(COMPUTE)
+    q_rope = tl.load(q_from + LATENT + tl.arange(0, ROPE)[None, :], mask=keep, other=0.0)
+    q_rope = q_rope.to(COMPUTE)  # [BLOCK_M, ROPE]
+    q_other = q  # [BLOCK_M, width]
+    if PARTS == 2:
+        q_other = tl.load(q_from + (width - mine) + offs_v[None, :], mask=keep, other=0.0)
+        q_other = q_other.to(COMPUTE)
+    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    norm = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, width], dtype=tl.float32)
+    row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
+    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
+    # One loop, always masked: a second copy of the tile's code costs registers that are not there.
+    for n in tl.range(start, end, BLOCK_N):
+        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
+        acc, m, norm = _mla_tile(
+            acc, m, norm, q, q_other, q_rope, pages, n, end, row_pos, cache_ptr, scale_log2,
+            stride_page, stride_slot, mine, LATENT, ROPE, PARTS, PAGE, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        pages = ahead
+
+    safe_norm = tl.where(norm == 0.0, 1.0, norm)
+    acc = acc * (latent_scale / safe_norm)[:, None]
+    lse2 = tl.where(norm == 0.0, float("-inf"), m + tl.log2(safe_norm))
+    if not SPLIT or count == 1:
+        out_at = (b * max_query + row_token).to(tl.int64) * stride_out_token
+        out_at += row_head * stride_out_head + mine
+        tl.store(
+            out_ptr + out_at[:, None] + offs_v[None, :], acc.to(out_ptr.dtype.element_ty), mask=keep
+        )
+        if lse_ptr is not None:
+            if mine == 0:
+                lse_at = (b * max_query + row_token).to(tl.int64) * HEADS + row_head
+                tl.store(lse_ptr + lse_at, lse2 * 0.6931471805599453, mask=row_valid)
+    else:
+        part_at = (tl.cast(item, tl.int64) * max_query + row_token) * HEADS + row_head
+        at = part_at * LATENT + mine
+        tl.store(part_out_ptr + at[:, None] + offs_v[None, :], acc, mask=keep)
+        if mine == 0:
+            tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
 
 
 @triton.jit(do_not_specialize=["max_splits", "min_tokens", "max_query", "stride_table"])
@@ -82,6 +178,7 @@ def mla_split_kernel(
     table_ptr,
     seq_lens_ptr,
     items_ptr,
+    parts_ptr,
     scale_log2,
     latent_scale,
     max_query,
@@ -97,6 +194,7 @@ def mla_split_kernel(
     HEADS: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
+    PARTS: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -105,92 +203,65 @@ def mla_split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    row_block = tl.program_id(0)
-    if items_ptr is None:
+    row_block = tl.program_id(0) // PARTS
+    mine = tl.program_id(0) % PARTS * (LATENT // PARTS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if parts_ptr is None:
         split = tl.program_id(1)
         b = tl.program_id(2)
-        item = b * max_splits + split
-    else:
-        item = tl.program_id(1)
-        b = tl.load(items_ptr + item * 4)
-        if b < 0:
-            return
-    seq_len = tl.load(seq_lens_ptr + b)
-    if items_ptr is None:
+        seq_len = tl.load(seq_lens_ptr + b)
         count, chunk = split_of(seq_len, max_splits, min_tokens, 0, 0, BLOCK_N)
         if split >= count:
             return
         start = split * chunk
         end = tl.minimum(start + chunk, seq_len)
+        first = b * max_splits + split
+        last = first + 1
     else:
-        start = tl.load(items_ptr + item * 4 + 1)
-        end = tl.load(items_ptr + item * 4 + 2)
-        count = tl.load(items_ptr + item * 4 + 3)
-
-    rows = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_token = rows // HEADS
-    row_head = rows % HEADS
-    row_valid = row_token < max_query
-    prefix = seq_len - max_query
-    row_pos = prefix + row_token
-    q_at = (b * max_query + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
-    q_from = q_ptr + q_at[:, None]
-    q = tl.load(q_from + tl.arange(0, LATENT)[None, :], mask=row_valid[:, None], other=0.0)
-    q_rope = tl.load(
-        q_from + LATENT + tl.arange(0, ROPE)[None, :], mask=row_valid[:, None], other=0.0
-    )
-    q = q.to(COMPUTE)  # [BLOCK_M, LATENT]
-    q_rope = q_rope.to(COMPUTE)  # [BLOCK_M, ROPE]
-    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    norm = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, LATENT], dtype=tl.float32)
-    row_ptr = table_ptr + b.to(tl.int64) * stride_table
-    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
-    # One loop, always masked: a second copy of the tile's code costs registers that are not there.
-    for n in tl.range(start, end, BLOCK_N):
-        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-        acc, m, norm = _mla_tile(
-            acc, m, norm, q, q_rope, pages, n, end, row_pos, cache_ptr, scale_log2,
-            stride_page, stride_slot, True, LATENT, ROPE, PAGE, BLOCK_N, PRECISION,
+        record = parts_ptr + tl.program_id(1) * 8
+        b = tl.load(record)
+        if b < 0:
+            return
+        start = tl.load(record + 1)
+        end = tl.load(record + 2)
+        count = tl.load(record + 3)
+        first = tl.load(record + 4)
+        last = tl.load(record + 5)
+    # What is worked out before the loop would sit in registers through every tile.
+    for item in tl.range(first, last, disable_licm=True):
+        attend_latent(
+            q_ptr, cache_ptr, out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, table_ptr,
+            seq_lens_ptr, row_block, mine, b, start, end, count, item, scale_log2, latent_scale,
+            max_query, stride_table, stride_q_token, stride_q_head, stride_out_token,
+            stride_out_head, stride_page, stride_slot,
+            HEADS, LATENT, ROPE, PARTS, PAGE, SPLIT, COMPUTE, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-        pages = ahead
-
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    safe_norm = tl.where(norm == 0.0, 1.0, norm)
-    acc = acc * (latent_scale / safe_norm)[:, None]
-    lse2 = tl.where(norm == 0.0, float("-inf"), m + tl.log2(safe_norm))
-    offs_v = tl.arange(0, LATENT)
-    if not SPLIT or count == 1:
-        out_at = (b * max_query + row_token).to(tl.int64) * stride_out_token
-        out_at += row_head * stride_out_head
-        tl.store(
-            out_ptr + out_at[:, None] + offs_v[None, :],
-            acc.to(out_ptr.dtype.element_ty),
-            mask=row_valid[:, None],
-        )
-        if lse_ptr is not None:
-            lse_at = (b * max_query + row_token).to(tl.int64) * HEADS + row_head
-            tl.store(lse_ptr + lse_at, lse2 * 0.6931471805599453, mask=row_valid)
-    else:
-        part_at = (item.to(tl.int64) * max_query + row_token) * HEADS + row_head
-        tl.store(
-            part_out_ptr + part_at[:, None] * LATENT + offs_v[None, :],
-            acc,
-            mask=row_valid[:, None],
-        )
-        tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
+        if parts_ptr is not None:
+            more = item + 1 < last
+            b = tl.load(items_ptr + (item + 1) * 4, mask=more, other=0)
+            start = tl.load(items_ptr + (item + 1) * 4 + 1, mask=more, other=0)
+            end = tl.load(items_ptr + (item + 1) * 4 + 2, mask=more, other=0)
+            count = tl.load(items_ptr + (item + 1) * 4 + 3, mask=more, other=0)
 
 
 @dataclass(frozen=True, slots=True)
 class MlaConfig:
-    """Launch settings; `resident` programs are expected on an SM at a time."""
+    """Launch settings.
+
+    resident: programs expected on an SM at a time. parts: programs that share a row's output; each
+    works out all scores and multiplies them with its own columns. hopper: run the Gluon kernel of
+    mla_hopper where it applies, to 16-bit caches of DeepSeek's dims.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     resident: int
+    parts: int = 1
+    hopper: bool = False
 
 
 def mla_config(*, query: torch.Tensor, latent: torch.Tensor, max_query_len: int = 1) -> MlaConfig:
@@ -201,6 +272,23 @@ def mla_config(*, query: torch.Tensor, latent: torch.Tensor, max_query_len: int 
         built_in |= {"num_warps": 8, "resident": 1}
     found = config_for("mla", f"kv{latent.element_size() * 8}-m{rows}", query.device, built_in)
     return MlaConfig(block_m=rows, **found)
+
+
+def _programs(query: torch.Tensor, config: MlaConfig, max_query_len: int) -> int:
+    return -(-query.shape[1] * max_query_len // config.block_m) * config.parts
+
+
+def _hopper(query: torch.Tensor, latent: torch.Tensor, latent_dim: int, config: MlaConfig) -> bool:
+    """Whether mla_hopper's kernel covers these."""
+    return (
+        config.hopper
+        and query.device.type != "cpu"
+        and query.dtype == latent.dtype
+        and query.element_size() == 2
+        and (latent_dim, query.shape[2] - latent_dim) == (512, 64)
+        and (config.block_m, config.block_n, config.parts) == (64, 64, 1)
+        and query.stride(0) % 8 == query.stride(1) % 8 == 0
+    )
 
 
 def mla_plan(
@@ -216,7 +304,7 @@ def mla_plan(
     config = config or mla_config(query=query, latent=latent, max_query_len=max_query_len)
     return make_plan(
         seq_lens=seq_lens,
-        programs_per_item=-(-query.shape[1] * max_query_len // config.block_m),
+        programs_per_item=_programs(query, config, max_query_len),
         slots=sm_count(query.device) * config.resident,
         block_n=config.block_n,
         max_query_len=max_query_len,
@@ -263,7 +351,7 @@ def mla_decode(
         out = torch.empty(tokens, heads, latent_dim, dtype=query.dtype, device=query.device)
     if sequences == 0:
         return out
-    programs = -(-heads * max_query_len // config.block_m)
+    programs = _programs(query, config, max_query_len)
     if plan is None:
         splits = occupancy_splits(
             programs=programs * sequences,
@@ -275,11 +363,11 @@ def mla_decode(
         grid, items = (programs, splits, sequences), splits * sequences
     else:
         static = StaticSplits(1)
-        grid, items = (programs, plan.capacity, 1), plan.capacity
+        grid, items = (programs, plan.columns, 1), plan.capacity
     split = plan is not None or static.max_splits > 1
     if split and workspace is None:
         workspace = Workspace.allocate(items, max_query_len, heads, latent_dim, query.device)
-    use_pdl = split and query.device.type != "cpu"
+    use_pdl = query.device.type != "cpu"
     if query.dtype == torch.float32:
         compute, precision = tl.float32, "ieee"
     elif latent.dtype == torch.float8_e4m3fn or query.dtype == torch.float16:
@@ -287,17 +375,29 @@ def mla_decode(
     else:
         compute, precision = tl.bfloat16, "tf32"
     part_out, part_lse = (workspace.out, workspace.lse) if workspace else (None, None)
-    mla_split_kernel[grid](
+    common = (
         query, latent, out, lse, part_out, part_lse, block_table, seq_lens,
-        plan.items if plan else None, scale * latent_scale * LOG2E, latent_scale, max_query_len,
-        static.max_splits, static.min_tokens, block_table.stride(0),
+        plan.items if plan else None, plan.parts if plan else None, scale * latent_scale * LOG2E,
+    )  # fmt: skip
+    counts = (max_query_len, static.max_splits, static.min_tokens, block_table.stride(0))
+    strides = (
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         latent.stride(0), latent.stride(1),
-        HEADS=heads, LATENT=latent_dim, ROPE=dim - latent_dim, PAGE=latent.shape[1],
-        SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    shape = {"HEADS": heads, "LATENT": latent_dim, "ROPE": dim - latent_dim, "SPLIT": split}
+    tile = {"PAGE": latent.shape[1], "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    if _hopper(query, latent, latent_dim, config):
+        from .mla_hopper import mla_hopper_kernel  # noqa: PLC0415 - Triton 3.6 has this Gluon
+
+        mla_hopper_kernel[grid](
+            *common, *counts, *strides, **shape, **tile, num_warps=8, launch_pdl=use_pdl
+        )
+    else:
+        mla_split_kernel[grid](
+            *common, latent_scale, *counts, *strides, **shape, **tile,
+            PARTS=config.parts, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
+            num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
+        )  # fmt: skip
     if split:
         decode_merge_kernel[(heads, max_query_len, sequences)](
             out, lse, part_out, part_lse, seq_lens, None, plan.first if plan else None,

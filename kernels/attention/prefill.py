@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN202, C901, N803, N806, PLR0912, PLR0913, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, N803, N806, PLR0913, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Chunked prefill over a paged cache: new tokens attend to the cached prefix and to each other.
 
@@ -22,7 +22,7 @@ from forebay.kernels._common.jit import load_pages
 
 from .decode import compute_dtype
 from .layout import PagedCache, Rule
-from .tile import WEIGHT_SHIFT, attend_tile, new_acc, store_acc
+from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
 __all__ = ["PrefillConfig", "paged_prefill", "prefill_config"]
 
@@ -122,8 +122,6 @@ def prefill_kernel(
         m = tl.load(sinks_ptr + row_head, mask=row_valid, other=0.0).to(tl.float32)
         m = m * 1.4426950408889634
         norm = norm + 1.0
-    acc = new_acc(BLOCK_M, BLOCK_V, False)
-
     if indptr_ptr is None:
         row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
     else:
@@ -135,50 +133,19 @@ def prefill_kernel(
         v_scale_ptr += kv_head * stride_s_head
 
     end = prefix + tl.minimum(q_first + BLOCK_Q, q_len)
+    start = 0
     if WINDOW > 0:
         start = tl.maximum(prefix + q_first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        whole = start
-        if SINK_TOKENS > 0:
-            for n in range(0, tl.minimum(SINK_TOKENS, start), BLOCK_N):
-                pages = load_pages(row_ptr, n, start, PAGE, BLOCK_N)
-                acc, m, norm = attend_tile(
-                    acc, m, norm, q, pages, n, start, row_pos, row_pos,
-                    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-                    stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
-                    stride_s_page, stride_s_slot,
-                    True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
-                    HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
-                )  # fmt: skip
-    else:
-        start = 0
-        whole = 0
-        if PEEL:
-            whole = (prefix + q_first + 1) // BLOCK_N * BLOCK_N
-
-    pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
-    if PEEL and WINDOW == 0:
-        for n in tl.range(start, whole, BLOCK_N):
-            ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-            acc, m, norm = attend_tile(
-                acc, m, norm, q, pages, n, end, row_pos, row_pos,
-                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
-                stride_s_page, stride_s_slot,
-                False, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
-            )  # fmt: skip
-            pages = ahead
-    for n in tl.range(whole, end, BLOCK_N):
-        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-        acc, m, norm = attend_tile(
-            acc, m, norm, q, pages, n, end, row_pos, row_pos,
-            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-            stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
-            stride_s_page, stride_s_slot,
-            True, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
-            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
-        )  # fmt: skip
-        pages = ahead
+    whole = (prefix + q_first + 1) // BLOCK_N * BLOCK_N
+    acc, m, norm = attend_range(
+        new_acc(BLOCK_M, BLOCK_V, False), m, norm, q, row_ptr,
+        load_pages(row_ptr, start, end, PAGE, BLOCK_N), tl.minimum(SINK_TOKENS, start),
+        start, whole, end, row_pos, row_pos,
+        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+        stride_k_page, stride_k_slot, stride_v_page, stride_v_slot, stride_s_page, stride_s_slot,
+        PEEL and WINDOW == 0, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+    )  # fmt: skip
 
     safe_norm = tl.where(norm == 0.0, 1.0, norm)
     factor = 1.0 / safe_norm
@@ -204,7 +171,7 @@ class PrefillConfig:
 
 
 def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
-    """Look the launch settings up by element size and dim."""
+    """Look the launch settings up by element size and dim, and for pages that a tile gathers."""
     key_bytes = cache.key.element_size()
     dim = next_power_of_2(query.shape[2])
     group = query.shape[1] // cache.kv_heads
@@ -213,7 +180,10 @@ def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
         built_in |= {"block_m": 64, "num_stages": 2}
     if query.dtype == torch.float32:
         built_in |= {"block_m": 64, "block_n": 32, "num_stages": 1}
-    found = config_for("prefill", f"kv{key_bytes * 8}-d{dim}", query.device, built_in)
+    key = f"kv{key_bytes * 8}-d{dim}"
+    found = config_for("prefill", key, query.device, built_in)
+    if cache.page % found["block_n"]:
+        found = config_for("prefill", f"{key}-gather", query.device, found)
     found["block_m"] = max(found["block_m"], next_power_of_2(group))
     return PrefillConfig(**found)
 

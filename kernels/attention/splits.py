@@ -7,8 +7,9 @@
 
 Four policies. `mission`, `occupancy` and `fixed` are *static*: the grid has max_splits columns for
 each sequence, and each program works out on the device how many of them its sequence uses.
-`balanced` is *planned*: one tiny kernel per step lays out the list of work items for all layers,
-which evens out a ragged batch. Neither reads a length on the host, so both replay in CUDA graphs.
+`balanced` is *planned*: one tiny kernel per step stands all sequences in a line and cuts it into as
+many equal parts as programs are resident, for all layers. Neither reads a length on the host, so
+both replay in CUDA graphs.
 
 - `mission` is FlashDecoding's `min(64, max(SMs, ceil(n / 256)))`, one split under 512 tokens. On a
   GPU with 64 SMs or more the maximum is never below 64, so it always says 64: kept for comparison.
@@ -58,17 +59,25 @@ class StaticSplits:
 class Plan:
     """Work items of one decode step, on the device, shared by all layers.
 
-    items: `[capacity, 4]` int32: sequence (or -1), first token, end token, splits of the sequence.
+    items: `[items, 4]` int32: sequence, first token, end token, items of the sequence.
     first: `[sequences + 1]` int32, index of each sequence's first item.
+    parts: `[columns, 8]` int32, what one grid column walks: the first item's four numbers (sequence
+    -1: nothing to do), its index, the index past the last, two unused.
     """
 
     items: torch.Tensor
     first: torch.Tensor
+    parts: torch.Tensor
 
     @property
     def capacity(self) -> int:
-        """Grid columns a launch needs: an upper bound that does not depend on the lengths."""
+        """Items at most: an upper bound that does not depend on the lengths."""
         return self.items.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Grid columns a launch needs."""
+        return self.parts.shape[0]
 
 
 def mission_splits(length: int, sms: int) -> int:
@@ -97,7 +106,14 @@ def occupancy_splits(
 
 
 def static_splits(
-    policy: Policy, *, programs: int, slots: int, sms: int, max_len: int, fixed_tokens: int = 512
+    policy: Policy,
+    *,
+    programs: int,
+    slots: int,
+    sms: int,
+    max_len: int,
+    fixed_tokens: int = 512,
+    min_tokens: int = MIN_TOKENS,
 ) -> StaticSplits:
     """Turn a static policy into launch arguments."""
     if policy == "mission":
@@ -105,7 +121,10 @@ def static_splits(
     if policy == "fixed":
         return StaticSplits(max(1, -(-max_len // fixed_tokens)), 1, 0, fixed_tokens)
     if policy == "occupancy":
-        return StaticSplits(occupancy_splits(programs=programs, slots=slots, max_len=max_len))
+        splits = occupancy_splits(
+            programs=programs, slots=slots, max_len=max_len, min_tokens=min_tokens
+        )
+        return StaticSplits(splits, min_tokens)
     raise ValueError(f"policy {policy!r} is not static, make a plan for it")
 
 
@@ -119,83 +138,91 @@ def split_of(length: int, splits: StaticSplits, block_n: int) -> tuple[int, int]
     return max(1, -(-length // chunk)), chunk
 
 
-@triton.jit(do_not_specialize=["sequences", "capacity", "max_query", "programs_per_item", "slots"])
-def plan_items_kernel(
+@triton.jit(
+    do_not_specialize=["sequences", "parts", "waves", "max_query", "programs_per_item", "slots"]
+)
+def plan_kernel(
     items_ptr,
     first_ptr,
+    parts_ptr,
     seq_lens_ptr,
     cu_query_ptr,
     sequences,
-    capacity,
+    parts,
+    waves,
     max_query,
     programs_per_item,
     slots,
     MIN_TOKENS: tl.constexpr,
-    OVERHEAD: tl.constexpr,
     WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    BLOCK_W: tl.constexpr,
 ):
-    """Program b writes the items of sequence b; the last one, b == sequences, marks the rest -1.
+    """Program p writes part p and the items in it; each repeats the same sums over the batch.
 
-    Each program repeats the same small search, so that no program waits for another: for no cut and
-    for 1 to 8 waves of equal parts, estimate the time as waves times part, and take the least.
+    The sequences' tiles stand in one line, which is cut into equal parts; a sequence that a cut
+    runs through has several items.
     """
-    b = tl.program_id(0)
-    offs_b = tl.arange(0, BLOCK_B)
-    mine = offs_b < sequences
-    lens = tl.load(seq_lens_ptr + offs_b, mask=mine, other=0)
+    p = tl.program_id(0)
+    offs = tl.arange(0, BLOCK_B)
+    mine = offs < sequences
+    lens = tl.load(seq_lens_ptr + offs, mask=mine, other=0)
     if cu_query_ptr is None:
         q_lens = max_query
     else:
-        q_lens = tl.load(cu_query_ptr + offs_b + 1, mask=mine, other=0) - tl.load(
-            cu_query_ptr + offs_b, mask=mine, other=0
+        q_lens = tl.load(cu_query_ptr + offs + 1, mask=mine, other=0) - tl.load(
+            cu_query_ptr + offs, mask=mine, other=0
         )
     starts = visible_start(lens, q_lens, WINDOW, BLOCK_N)
     seen = tl.maximum(lens - starts, 0)
-    total = tl.sum(seen.to(tl.int64), 0)
-    longest = tl.max(seen, 0)
-    part = tl.maximum(longest, BLOCK_N)
-    # Whole sequences are the plan to beat, by a tenth: each cut costs a state to write and merge.
-    best = tl.cdiv(sequences * programs_per_item, slots).to(tl.int64) * (longest + OVERHEAD)
-    best = best * 9 // 10
-    for waves in range(1, 9):
-        size = tl.cdiv(total * programs_per_item, slots * waves).to(tl.int32)
-        size = tl.maximum(tl.cdiv(size, BLOCK_N) * BLOCK_N, MIN_TOKENS)
-        count = tl.sum(tl.where(mine, tl.maximum(tl.cdiv(seen, size), 1), 0), 0)
-        rounds = tl.cdiv(count * programs_per_item, slots).to(tl.int64)
-        cost = rounds * (tl.minimum(size, longest) + OVERHEAD)
-        better = (cost < best) & (count <= capacity)
-        best = tl.where(better, cost, best)
-        part = tl.where(better, size, part)
-    counts = tl.where(mine, tl.maximum(tl.cdiv(seen, part), 1), 0)
-    before = tl.sum(tl.where(offs_b < b, counts, 0), 0)
-    count = tl.sum(tl.where(offs_b == b, counts, 0), 0)
-    tl.store(first_ptr + b, before)
-    offs_w = tl.arange(0, BLOCK_W)
-    if b == sequences:
-        for w in range(before, capacity, BLOCK_W):
-            tl.store(items_ptr + (w + offs_w) * 4, -1, mask=w + offs_w < capacity)
-        return
-    length = tl.sum(tl.where(offs_b == b, seen, 0), 0)
-    start = tl.sum(tl.where(offs_b == b, starts, 0), 0)
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(length, count), BLOCK_N) * BLOCK_N, BLOCK_N)
-    for w in range(0, count, BLOCK_W):
-        split = w + offs_w
-        keep = split < count
-        begin = tl.minimum(split * chunk, length)
-        end = tl.minimum(begin + chunk, length)
-        item = items_ptr + (before + split) * 4
-        tl.store(item, b, mask=keep)
-        tl.store(item + 1, start + begin, mask=keep)
-        tl.store(item + 2, start + end, mask=keep)
-        tl.store(item + 3, count, mask=keep)
+    # An empty sequence has one empty tile: somebody must write its zeros.
+    tiles = tl.where(mine, tl.maximum(tl.cdiv(seen, BLOCK_N), 1), 0)
+    longest = tl.max(tiles, 0)
+    part = tl.maximum(tl.cdiv(tl.sum(tiles, 0), parts), MIN_TOKENS // BLOCK_N)
+    # Whole sequences, one a part, where that takes at most a tenth longer: nothing to merge then.
+    rounds = tl.cdiv(tl.sum((seen > 0).to(tl.int32), 0) * programs_per_item, slots)
+    whole = rounds * longest * 10 <= waves * part * 11
+    part = tl.where(whole, longest, part)
+    begin = tl.where(whole, offs * part, tl.cumsum(tiles, 0) - tiles)
+    first_part = begin // part
+    last_part = (begin + tiles - 1) // part
+    counts = tl.where(mine, last_part - first_part + 1, 0)
+    before = tl.cumsum(counts, 0) - counts
+    if p == 0:
+        tl.store(first_ptr + offs, before, mask=mine)
+        tl.store(first_ptr + sequences, tl.sum(counts, 0))
+    here = mine & (first_part <= p) & (p <= last_part)
+    item = before + p - first_part
+    start = starts + tl.maximum(p * part - begin, 0) * BLOCK_N
+    end = tl.minimum(starts + tl.minimum((p + 1) * part - begin, tiles) * BLOCK_N, lens)
+    at = items_ptr + item * 4
+    tl.store(at, offs, mask=here)
+    tl.store(at + 1, start, mask=here)
+    tl.store(at + 2, end, mask=here)
+    tl.store(at + 3, counts, mask=here)
+    found = tl.sum(here.to(tl.int32), 0)
+    lead = tl.min(tl.where(here, item, 1 << 30), 0)
+    first = here & (item == lead)
+    record = parts_ptr + p * 8
+    tl.store(record, tl.where(found > 0, tl.sum(tl.where(first, offs, 0), 0), -1))
+    tl.store(record + 1, tl.sum(tl.where(first, start, 0), 0))
+    tl.store(record + 2, tl.sum(tl.where(first, end, 0), 0))
+    tl.store(record + 3, tl.sum(tl.where(first, counts, 0), 0))
+    tl.store(record + 4, lead)
+    tl.store(record + 5, lead + found)
 
 
-def plan_capacity(sequences: int, *, programs_per_item: int, slots: int) -> int:
-    """Upper bound on work items: 8 waves' worth, but no more than a split per 256 tokens needs."""
-    return sequences + 2 * -(-slots // programs_per_item)
+def part_count(*, programs_per_item: int, slots: int) -> tuple[int, int]:
+    """Return parts, and the waves they run in: the fewest that fill the GPU to 97 % of best."""
+    tried = [(max(1, slots * waves // programs_per_item), waves) for waves in (1, 2, 3)]
+
+    def filled(parts: int) -> float:
+        used = parts * programs_per_item / slots
+        return used / math.ceil(used)
+
+    best = max(filled(parts) for parts, _ in tried)
+    parts = next(parts for parts, _ in tried if filled(parts) >= 0.97 * best)
+    return parts, math.ceil(parts * programs_per_item / slots)
 
 
 def make_plan(
@@ -216,28 +243,17 @@ def make_plan(
     slots: programs resident on the whole GPU at a time.
     """
     sequences = seq_lens.shape[0]
+    parts, waves = part_count(programs_per_item=programs_per_item, slots=slots)
     if out is None:
-        rows = plan_capacity(sequences, programs_per_item=programs_per_item, slots=slots)
-        out = Plan(
-            torch.empty(rows, 4, dtype=torch.int32, device=seq_lens.device),
-            torch.empty(sequences + 1, dtype=torch.int32, device=seq_lens.device),
-        )
-    plan_items_kernel[(sequences + 1,)](
-        out.items,
-        out.first,
-        seq_lens,
-        cu_query,
-        sequences,
-        out.capacity,
-        max_query_len,
-        programs_per_item,
-        slots,
-        MIN_TOKENS=min_tokens,
-        OVERHEAD=128,
-        WINDOW=window,
-        BLOCK_N=block_n,
-        BLOCK_B=triton.next_power_of_2(max(sequences, 16)),
-        BLOCK_W=64,
-        num_warps=4,
-    )
+
+        def room(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.int32, device=seq_lens.device)
+
+        out = Plan(room(parts + sequences, 4), room(sequences + 1), room(max(parts, sequences), 8))
+    plan_kernel[(out.columns,)](
+        out.items, out.first, out.parts, seq_lens, cu_query,
+        sequences, parts, waves, max_query_len, programs_per_item, slots,
+        MIN_TOKENS=min_tokens, WINDOW=window, BLOCK_N=block_n,
+        BLOCK_B=triton.next_power_of_2(max(sequences, 16)), num_warps=4,
+    )  # fmt: skip
     return out

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # (triton is not installed where types are checked, and its language is not Python's)
-# ruff: noqa: ANN001, ANN201, C901, N803, PLR0912, PLR0913, PLR0915, PLR0917, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202, C901, N803, PLR0912, PLR0913, PLR0915, PLR0917, SIM108
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """One tile of attention over a paged cache, shared by decode and prefill.
 
@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from forebay.kernels._common.jit import (
+    load_pages,
     online_softmax,
     page_rows,
     soft_cap,
@@ -22,7 +23,7 @@ from forebay.kernels._common.jit import (
     words_to_halves,
 )
 
-__all__ = ["WEIGHT_SHIFT", "attend_tile", "new_acc", "store_acc"]
+__all__ = ["WEIGHT_SHIFT", "attend_range", "new_acc", "store_acc"]
 
 # With 8-bit values the weights carry the values' scale, a small number; this keeps them inside
 # fp16's normal range. Scales of 200 and more, that is values beyond 25,000, would overflow.
@@ -192,4 +193,91 @@ def attend_tile(
         else:
             v = v.to(q.dtype)
         acc = (tl.dot(weights, v, acc[0] * rescale[:, None], input_precision=PRECISION),)
+    return acc, m, norm
+
+
+@triton.jit
+def attend_range(
+    acc,
+    m,
+    norm,
+    q,
+    row_ptr,
+    pages,
+    sinks_end,
+    start,
+    whole,
+    end,
+    row_pos,
+    row_bits,
+    k_ptr,
+    v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    scale_log2,
+    cap,
+    prefix,
+    stride_k_page,
+    stride_k_slot,
+    stride_v_page,
+    stride_v_slot,
+    stride_s_page,
+    stride_s_slot,
+    PEEL: tl.constexpr,
+    TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    QUANT: tl.constexpr,
+    WORDS: tl.constexpr,
+    ASM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Take tokens 0 : sinks_end and start : end; with PEEL those before whole need no mask.
+
+    pages: of the tile at start. Page ids for the next tile are read one iteration ahead and carried
+    by the loop: the cache rows then are first-level loads, which the compiler's pipeliner keeps
+    several tiles in flight.
+    """
+    if SINK_TOKENS > 0:
+        for n in range(0, sinks_end, BLOCK_N):
+            sink_pages = load_pages(row_ptr, n, start, PAGE, BLOCK_N)
+            acc, m, norm = attend_tile(
+                acc, m, norm, q, sink_pages, n, start, row_pos, row_bits,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                stride_s_page, stride_s_slot,
+                True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
+                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+            )  # fmt: skip
+    if PEEL:
+        for n in tl.range(start, whole, BLOCK_N):
+            ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
+            acc, m, norm = attend_tile(
+                acc, m, norm, q, pages, n, end, row_pos, row_bits,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                stride_s_page, stride_s_slot,
+                False, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
+                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+            )  # fmt: skip
+            pages = ahead
+        start = whole
+    for n in tl.range(start, end, BLOCK_N):
+        ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
+        acc, m, norm = attend_tile(
+            acc, m, norm, q, pages, n, end, row_pos, row_bits,
+            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+            stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+            stride_s_page, stride_s_slot,
+            True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
+            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        pages = ahead
     return acc, m, norm

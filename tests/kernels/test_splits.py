@@ -18,6 +18,7 @@ from forebay.kernels.attention.splits import (
     make_plan,
     mission_splits,
     occupancy_splits,
+    part_count,
     split_of,
     static_splits,
 )
@@ -68,7 +69,10 @@ def test_a_plan_gives_each_token_to_one_item(lens: list[int], waves: int) -> Non
     )
     first = plan.first.tolist()
     items = plan.items.tolist()
-    assert all(item[0] == -1 for item in items[first[-1] :])
+    parts = plan.parts.tolist()
+    walked = [list(range(part[4], part[5])) if part[0] >= 0 else [] for part in parts]
+    assert [i for part in walked for i in part] == list(range(first[-1]))
+    assert all(part[:4] == items[part[4]] for part in parts if part[0] >= 0)
     for b, length in enumerate(lens):
         mine = items[first[b] : first[b + 1]]
         assert all(item[0] == b and item[3] == len(mine) for item in mine)
@@ -76,18 +80,44 @@ def test_a_plan_gives_each_token_to_one_item(lens: list[int], waves: int) -> Non
         assert all(a[2] == c[1] for a, c in pairwise(mine))
 
 
+def walked_tokens(plan: Any) -> list[int]:
+    """Tokens of each part that has any."""
+    items, parts = plan.items.tolist(), plan.parts.tolist()
+    return [
+        sum(item[2] - item[1] for item in items[part[4] : part[5]])
+        for part in parts
+        if part[0] >= 0
+    ]
+
+
 def test_a_plan_evens_out_a_ragged_batch() -> None:
     lens = torch.tensor([8000, 100, 100, 100], dtype=torch.int32, device=DEVICE)
     plan = make_plan(seq_lens=lens, programs_per_item=1, slots=16, block_n=64)
-    sizes = [item[2] - item[1] for item in plan.items.tolist() if item[0] >= 0]
-    assert max(sizes) <= 1024
-    assert len(sizes) >= 11
+    tokens = walked_tokens(plan)
+    assert len(tokens) == 15
+    assert max(tokens) <= 576
+    assert sum(tokens) == 8300
+
+
+def test_a_part_may_end_one_sequence_and_begin_the_next() -> None:
+    lens = torch.full((12,), 4096, dtype=torch.int32, device=DEVICE)
+    plan = make_plan(seq_lens=lens, programs_per_item=8, slots=264, block_n=64)
+    tokens = walked_tokens(plan)
+    assert tokens == [1536] * 32
+    assert plan.first.tolist()[-1] == 40
+
+
+def test_a_plan_with_many_programs_an_item_takes_the_waves_that_fill_the_gpu() -> None:
+    assert part_count(programs_per_item=8, slots=264) == (33, 1)
+    assert part_count(programs_per_item=48, slots=264) == (11, 2)
+    assert part_count(programs_per_item=5000, slots=264) == (1, 19)
 
 
 def test_a_plan_leaves_whole_what_fills_the_gpu_already() -> None:
     lens = torch.full((32,), 4096, dtype=torch.int32, device=DEVICE)
     plan = make_plan(seq_lens=lens, programs_per_item=8, slots=264, block_n=64)
-    assert [item[2] for item in plan.items.tolist() if item[0] >= 0] == [4096] * 32
+    assert walked_tokens(plan) == [4096] * 32
+    assert plan.first.tolist() == list(range(33))
 
 
 def test_an_unknown_policy_is_refused() -> None:
