@@ -368,7 +368,7 @@ class App:
             arrived=message.received,
             deadline=message.received + (standing.deadline or pool.section.queue.deadline),
             prompt_tokens_estimate=prompt,
-            output_tokens_estimate=pool.length.predict(features),
+            output_tokens_estimate=pool.length.estimate(features),
             uncached_tokens=uncached,
             body_bytes=len(message.body),
             stream=call.stream,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.scheduler.build import Scheduling
     from forebay.scheduler.dispatch import Dispatcher
     from forebay.scheduler.health import Change
-    from forebay.scheduler.length import LengthPredictor
+    from forebay.scheduler.length import Estimator
     from forebay.scheduler.others import Others
 
     from .endpoint import Endpoint
@@ -78,7 +78,7 @@ class Pool:
         self._cost = Cost()
         self.recallable: dict[str, Relay] | None = None
         """Placed streams without a byte, by request id, where a higher class may call them back."""
-        self.length: LengthPredictor = predictor_of(section)
+        self.length: Estimator = predictor_of(section)
         self.predicts = section.scheduling.predictor != "none"
         self._prefix_section = section.prefix
         self.prefix = prefix_of(section)

@@ -11,7 +11,7 @@ from forebay.policies.contracts import Charged, ConfigError
 from forebay.scheduler.admission import TABLE, Watermark, WatermarkSettings
 from forebay.scheduler.build import DoubleQueueSettings, Scheduling
 from forebay.scheduler.guards import GuardSettings
-from forebay.scheduler.length import ConstantLength, Learning, LengthPredictor, MeanLength
+from forebay.scheduler.length import ConstantLength, Estimator, Learning, MeanLength
 from forebay.scheduler.window_adaptive import WindowSettings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def window_of(section: sections.Pool) -> WindowSettings:
     return WindowSettings(ttft=own.ttft, tpot=own.tpot, least=own.least, most=own.most)
 
 
-def predictor_of(section: sections.Pool) -> LengthPredictor:
+def predictor_of(section: sections.Pool) -> Estimator:
     """Make the pool's length predictor."""
     return MeanLength() if section.scheduling.predictor == "mean" else ConstantLength()
 
@@ -131,7 +131,7 @@ class Feedback:
 
     __slots__ = ("_charged", "_cost", "_learn")
 
-    def __init__(self, ordering: Ordering, predictor: LengthPredictor, cost: Cost) -> None:
+    def __init__(self, ordering: Ordering, predictor: Estimator, cost: Cost) -> None:
         self._charged = isinstance(ordering, Charged)
         self._cost = cost
         self._learn: Callable[[Request, Outcome], None] | None = (

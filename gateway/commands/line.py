@@ -9,12 +9,36 @@ from typing import TYPE_CHECKING
 from forebay import __version__
 from forebay.policies.contracts import ForebayError
 
-from . import calibrate, check, demo, engine, kernels, keys, prefix, replay, serve, usage
+from . import (
+    calibrate,
+    check,
+    demo,
+    engine,
+    kernels,
+    keys,
+    predictor,
+    prefix,
+    replay,
+    serve,
+    usage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COMMANDS = (serve, demo, check, keys, engine, replay, prefix, calibrate, usage, kernels)
+_COMMANDS = (
+    serve,
+    demo,
+    check,
+    keys,
+    engine,
+    replay,
+    predictor,
+    prefix,
+    calibrate,
+    usage,
+    kernels,
+)
 _FAILED = 1
 
 

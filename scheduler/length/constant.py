@@ -29,7 +29,7 @@ class ConstantLength:
 
     tokens: int = 256
 
-    def predict(self, features: LengthFeatures) -> int:
+    def estimate(self, features: LengthFeatures) -> int:
         """Return the predicted output tokens of all answers together."""
         if features.route in without_output:
             return 0

@@ -12,17 +12,21 @@ several answers asked for at once (`n`) are learnt as one long one.
 from __future__ import annotations
 
 from itertools import accumulate
-from math import log2
-from typing import TYPE_CHECKING
+from math import log1p, log2
+from typing import TYPE_CHECKING, Self
 
 from forebay.policies.contracts import Finish
 
 from .constant import without_output
+from .contracts import NotFitted, Prediction
+from .edges import EDGES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.policies.contracts import Outcome, Request
 
-    from .contracts import LengthFeatures
+    from .contracts import Example, LengthFeatures
 
 _BINS_PER_DOUBLING = 4
 _BINS = 22 * _BINS_PER_DOUBLING
@@ -70,6 +74,11 @@ class Lengths:
                 return float(2 ** ((index + 1) / _BINS_PER_DOUBLING))
         return 0.0
 
+    def share_under(self, tokens: int) -> float:
+        """Return the share of the answers that were at most `tokens` long, to within a bin."""
+        last = int(log2(max(1, tokens)) * _BINS_PER_DOUBLING)
+        return sum(self._counts[: last + 1]) / self._seen if self._seen else 0.0
+
 
 class MeanLength:
     """Predicts the running mean; learns from outcomes."""
@@ -81,7 +90,21 @@ class MeanLength:
         self._models: dict[str, Lengths] = {}
         self._pairs: dict[tuple[str, str], Lengths] = {}
 
-    def predict(self, features: LengthFeatures) -> int:
+    def fit(self, examples: Sequence[Example]) -> Self:
+        """Learn from whole answers; forgets what was learnt before."""
+        self._all, self._models, self._pairs = Lengths(), {}, {}
+        for example in examples:
+            if not example.cut:
+                self._add(example.features.tenant, example.features.model, example.tokens)
+        return self
+
+    def predict(self, features: Sequence[LengthFeatures]) -> list[Prediction]:
+        """Predict one answer's length for each. Raises NotFitted."""
+        if not self._all.seen:
+            raise NotFitted("this MeanLength has seen no answer; call fit, or learn")
+        return [self._prediction(each) for each in features]
+
+    def estimate(self, features: LengthFeatures) -> int:
         """Return the predicted output tokens of all answers together."""
         if features.route in without_output:
             return 0
@@ -101,9 +124,19 @@ class MeanLength:
         tokens = outcome.output_tokens
         if not tokens or outcome.finish is not _COMPLETED or outcome.finish_reason == "length":
             return
+        self._add(request.tenant, request.model, tokens)
+
+    def _prediction(self, features: LengthFeatures) -> Prediction:
+        known = self._find(features.tenant, features.model) or self._all
+        quantiles = (known.quantile(0.1), known.quantile(0.5), known.quantile(0.9))
+        below = [known.share_under(edge) for edge in EDGES]
+        first, second, third = below
+        buckets = (first, second - first, third - second, 1 - third)
+        return Prediction(known.mean, quantiles, buckets, log1p(known.mean))
+
+    def _add(self, tenant: str, model: str, tokens: int) -> None:
         self._all.add(tokens)
-        pair = (request.tenant, request.model)
-        for table, key in ((self._models, request.model), (self._pairs, pair)):
+        for table, key in ((self._models, model), (self._pairs, (tenant, model))):
             lengths = table.get(key)  # type: ignore[arg-type] - each table with its own key
             if lengths is None and len(table) < _MAX_PAIRS:
                 lengths = table[key] = Lengths()  # type: ignore[index] - likewise

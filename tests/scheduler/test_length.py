@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forebay.policies.contracts import Route
-from forebay.scheduler.length import ConstantLength, LengthFeatures, LengthPredictor
+from forebay.scheduler.length import ConstantLength, Estimator, LengthFeatures
 
-PREDICTOR: LengthPredictor = ConstantLength(tokens=200)
+PREDICTOR: Estimator = ConstantLength(tokens=200)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ def test_an_answer_is_as_long_as_always_unless_the_caller_allows_less(
 ):
     features = LengthFeatures(Route.CHAT, "big", "acme", 100, max_tokens, answers)
 
-    assert PREDICTOR.predict(features) == predicted
+    assert PREDICTOR.estimate(features) == predicted
 
 
 def test_routes_that_generate_nothing_have_no_output():
     silent = [
         route
         for route in Route
-        if not PREDICTOR.predict(LengthFeatures(route, "big", "acme", prompt_tokens=100))
+        if not PREDICTOR.estimate(LengthFeatures(route, "big", "acme", prompt_tokens=100))
     ]
 
     assert silent == [

@@ -43,29 +43,29 @@ def test_it_predicts_what_the_tenant_had_of_the_model():
     teach(predictor, 900, tenant="other")
     teach(predictor, 20, model="small")
 
-    told = [predictor.predict(asked(*who)) for who in (("acme",), ("other",))]
+    told = [predictor.estimate(asked(*who)) for who in (("acme",), ("other",))]
     assert told == [100, 900]
-    assert predictor.predict(asked(model="small")) == 20
+    assert predictor.estimate(asked(model="small")) == 20
 
 
 def test_who_is_new_is_taken_to_be_like_the_others_of_the_model():
     predictor = MeanLength(first=256)
-    assert predictor.predict(asked("new")) == 256
+    assert predictor.estimate(asked("new")) == 256
 
     teach(predictor, 100, times=7, tenant="other")
-    assert predictor.predict(asked("new")) == 256
+    assert predictor.estimate(asked("new")) == 256
     teach(predictor, 100, times=1, tenant="other")
-    assert predictor.predict(asked("new")) == 100
-    assert predictor.predict(asked("new", model="unheard of")) == 100
+    assert predictor.estimate(asked("new")) == 100
+    assert predictor.estimate(asked("new", model="unheard of")) == 100
 
 
 def test_max_tokens_clips_and_several_answers_add_up():
     predictor = MeanLength()
     teach(predictor, 100)
 
-    assert [predictor.predict(asked(max_tokens=m)) for m in (16, 1000, 0, -1)] == [16, 100, 0, 0]
-    assert predictor.predict(asked(answers=3, max_tokens=50)) == 150
-    assert predictor.predict(asked()._replace(route=Route.EMBEDDINGS)) == 0
+    assert [predictor.estimate(asked(max_tokens=m)) for m in (16, 1000, 0, -1)] == [16, 100, 0, 0]
+    assert predictor.estimate(asked(answers=3, max_tokens=50)) == 150
+    assert predictor.estimate(asked()._replace(route=Route.EMBEDDINGS)) == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_answer_that_was_cut_teaches_nothing(cut: dict[str, Any]):
     teach(predictor, 100)
     teach(predictor, 5000, times=100, **cut)
 
-    assert predictor.predict(asked()) == 100
+    assert predictor.estimate(asked()) == 100
 
 
 def test_quantiles_are_near_and_clipped():
@@ -105,4 +105,4 @@ def test_what_was_long_ago_fades():
     teach(predictor, 1000, times=2000)
     teach(predictor, 10, times=10_000)
 
-    assert predictor.predict(asked()) < 50
+    assert predictor.estimate(asked()) < 50

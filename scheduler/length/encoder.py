@@ -1,0 +1,244 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""`Encoder`: a small BERT-style transformer beside the ridge, run by ONNX Runtime.
+
+A prompt's slots (`slots`) go through the network, which also hears what the ridge says; it answers
+for a model with a log length, its spread and the buckets (`encoder_net`). What is told is a blend
+of both, calibrated on prompts that neither has seen in training. `fit` needs PyTorch (extra
+`predictor-train`), `predict` ONNX Runtime and numpy.
+
+When not to use it: where prompts are all alike (one template, other numbers), the running mean of
+the template is as good and costs nothing. A language that it was not trained on is read by its
+letters only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import onnxruntime as ort
+
+from .contracts import NotFitted, Prediction
+from .edges import EDGES
+from .fields import row_of
+from .linear import Ridge
+from .means import ModelMeans
+from .slots import slots_of
+from .text import counted, ends, hashed_grams
+from .wordpiece import WordPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from .contracts import Example, LengthFeatures
+
+FORMAT = 1
+"""Of the files; another one is refused."""
+FILES = ("meta.json", "model.onnx", "text.npz")
+_NORMAL_90 = 1.2816
+_EDGE_LOGS = np.log1p(np.array(EDGES, dtype=float) + 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What is put right after training, on prompts not trained on."""
+
+    ridge: float = 0.25
+    """Share of the ridge's residual in the blend."""
+    low: float = 0.0
+    high: float = 0.0
+    """Added to the .1 and .9 quantiles, in logs."""
+    middle: float = 0.0
+    """Likewise to the .5 quantile."""
+    softmax: float = 0.4
+    """Share of the network's own buckets; the rest is read off the spread."""
+    more: float = 1.0
+    """Weight of the longest bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that a fitted encoder is made of."""
+
+    onnx: bytes
+    vocabulary: tuple[str, ...]
+    models: tuple[str, ...]
+    """Those that the network knows: the first has id 1, 0 is any other."""
+    means: ModelMeans
+    ridge: Ridge
+    shift: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    """Of what is counted in a prompt."""
+    calibration: Calibration = field(default_factory=Calibration)
+    card: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """How and from what it was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What network and ridge say of one answer, before calibration."""
+
+    base: float
+    residual: float
+    ridge: float
+    low: float
+    high: float
+    buckets: NDArray[np.float64]
+
+
+class Encoder:
+    """Predicts by network and ridge; see the module. `options` are those of `encoder_fit.Fit`."""
+
+    def __init__(self, parts: Parts | None = None, **options: Any) -> None:
+        self.options = options
+        if parts is not None:
+            self._take(parts)
+
+    def fit(
+        self,
+        examples: Sequence[Example],
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+    ) -> Self:
+        """Train, export and calibrate. Needs the extra predictor-train."""
+        from . import encoder_fit  # noqa: PLC0415 - PyTorch, which only those who train have
+
+        self._take(encoder_fit.fit(examples, encoder_fit.Fit(**self.options), progress))
+        return self
+
+    def predict(self, features: Sequence[LengthFeatures]) -> list[Prediction]:
+        """Predict one answer's length for each. Raises NotFitted.
+
+        Neighbours that have the same text are read once.
+        """
+        if not hasattr(self, "parts_"):
+            raise NotFitted("this Encoder has learnt nothing; call fit, or load weights")
+        said = self.say(features)
+        return [blend(each, self.parts_.calibration) for each in said]
+
+    def say(self, features: Sequence[LengthFeatures]) -> list[Said]:
+        """Return what is said of each, before calibration."""
+        said: list[Said] = []
+        start = 0
+        for at in range(1, len(features) + 1):
+            if at == len(features) or features[at].text != features[start].text:
+                said += self._read(features[start:at])
+                start = at
+        return said
+
+    def _read(self, features: Sequence[LengthFeatures]) -> list[Said]:
+        parts, text = self.parts_, features[0].text
+        counts = np.array(counted(text), dtype=np.float32)
+        opinions = parts.ridge(*hashed_grams(ends(text)), counts).astype(np.float32)
+        ids, positions = slots_of(text, self._wordpiece)
+        bases = [parts.means.of(each.model) for each in features]
+        mean = parts.means.mean_
+        rows = [row_of(each, base - mean) for each, base in zip(features, bases, strict=True)]
+        answers: Any = self._session.run(
+            None,
+            {
+                "ids": ids,
+                "positions": positions,
+                "opinions": opinions,
+                "counts": (counts - parts.shift) / parts.scale,
+                "models": np.array([self._models.get(each.model, 0) for each in features]),
+                "rows": np.array(rows, dtype=np.float32),
+            },
+        )[0]
+        return [
+            _said(answer, base, float(opinions[0]))
+            for answer, base in zip(answers, bases, strict=True)
+        ]
+
+    def _take(self, parts: Parts) -> None:
+        self.parts_ = parts
+        self._wordpiece = WordPiece(parts.vocabulary)
+        self._models = {name: number for number, name in enumerate(parts.models, 1)}
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = ort.InferenceSession(
+            parts.onnx, options, providers=["CPUExecutionProvider"]
+        )
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def to_files(self) -> dict[str, bytes]:
+        """Return what is to be written to a folder, by name. Raises NotFitted."""
+        if not hasattr(self, "parts_"):
+            raise NotFitted("this Encoder has learnt nothing; there is nothing to write")
+        parts = self.parts_
+        meta = {
+            "format": FORMAT,
+            "vocabulary": parts.vocabulary,
+            "models": parts.models,
+            "mean": parts.means.mean_,
+            "means": parts.means.models_,
+            "calibration": asdict(parts.calibration),
+            "card": parts.card,
+        }
+        arrays = io.BytesIO()
+        own: dict[str, Any] = {"shift": parts.shift, "scale": parts.scale, **parts.ridge.arrays()}
+        np.savez_compressed(arrays, **own)
+        text = json.dumps(meta, ensure_ascii=False, separators=(",", ":"))
+        return dict(zip(FILES, (text.encode(), parts.onnx, arrays.getvalue()), strict=True))
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+        """Make a fitted encoder from what `to_files` returned. Raises ValueError."""
+        missing = [name for name in FILES if name not in files]
+        if missing:
+            raise ValueError(f"these are no weights of an encoder: {', '.join(missing)} missing")
+        meta = json.loads(files["meta.json"])
+        if meta.get("format") != FORMAT:
+            raise ValueError(f"weights of format {meta.get('format')}; this version reads {FORMAT}")
+        arrays = np.load(io.BytesIO(files["text.npz"]), allow_pickle=False)
+        means = ModelMeans()
+        means.mean_, means.models_ = meta["mean"], meta["means"]
+        parts = Parts(
+            onnx=files["model.onnx"],
+            vocabulary=tuple(meta["vocabulary"]),
+            models=tuple(meta["models"]),
+            means=means,
+            ridge=Ridge.from_arrays(arrays),
+            shift=arrays["shift"],
+            scale=arrays["scale"],
+            calibration=Calibration(**meta["calibration"]),
+            card=meta["card"],
+        )
+        return cls(parts)
+
+
+def _said(answer: NDArray[np.float32], base: float, ridge: float) -> Said:
+    logits = answer[3:].astype(float)
+    shares = np.exp(logits - logits.max())
+    low, high = sorted((float(answer[1]), float(answer[2])))
+    return Said(base, float(answer[0]), ridge, low, high, shares / shares.sum())
+
+
+def blend(said: Said, calibration: Calibration) -> Prediction:
+    """Return the prediction that network and ridge together make."""
+    share = calibration.ridge
+    rank = said.base + (1 - share) * said.residual + share * said.ridge
+    low = min(said.low + calibration.low, 0.0)
+    high = max(said.high + calibration.high, 0.0)
+    half = min(max(calibration.middle, low), high)
+    logs = np.maximum(0.0, np.array((rank, rank + low, rank + half, rank + high)))
+    tokens, first, second, third = map(float, np.expm1(logs))
+    shares = calibration.softmax * said.buckets
+    shares = shares + (1 - calibration.softmax) * _under(rank, (high - low) / (2 * _NORMAL_90))
+    shares[3] *= calibration.more
+    one, two, three, four = map(float, shares / shares.sum())
+    return Prediction(tokens, (first, second, third), (one, two, three, four), rank)
+
+
+def _under(middle: float, spread: float) -> NDArray[np.float64]:
+    """Return the buckets' shares of a log length that is spread evenly around its middle."""
+    scaled = (_EDGE_LOGS - middle) / max(0.05, spread)
+    below = 1 / (1 + np.exp(-1.702 * scaled))  # the logistic that is closest to the normal
+    return np.diff(below, prepend=0.0, append=1.0)
