@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -105,6 +106,7 @@ def operations_router(known: Operations, call: Call) -> APIRouter:
     _add_tenants(router, known, call)
     _add_changes(router, known, call)
     _add_usage(router, known, call)
+    _add_experiments(router, known, call)
     return router
 
 
@@ -182,6 +184,34 @@ def _add_usage(router: APIRouter, known: Operations, call: Call) -> None:
         if form == "csv":
             return Response(as_csv(rows), media_type="text/csv")
         return UsageRows(rows=[Usage.model_validate(row) for row in rows])
+
+
+def _add_experiments(router: APIRouter, known: Operations, call: Call) -> None:
+    @router.get("/experiments")
+    def experiments() -> Response:  # pyright: ignore[reportUnusedFunction] - registered by the decorator
+        """Tell what each experiment has shown so far."""
+        return _as_json({"experiments": _done(call, known.experiments())})
+
+    @router.get("/experiments/{name}")
+    def experiment(name: str) -> Response:  # pyright: ignore[reportUnusedFunction] - likewise
+        """Tell what one experiment has shown so far: arms, effects, traffic, decisions."""
+        return _as_json(_done(call, known.experiment(name)))
+
+    @router.post("/experiments/{name}/{what}")
+    def decide(  # pyright: ignore[reportUnusedFunction] - likewise
+        name: str,
+        what: Literal["promote", "pause", "resume", "rollback", "restart"],
+        request: Request,
+        arm: Annotated[str, Query(description="which candidate; default: the only one")] = "",
+    ) -> Response:
+        """Promote (the next stage, then everything), pause, resume, roll back, or restart."""
+        chosen = "roll back" if what == "rollback" else what
+        who = request.state.who
+        return _as_json(_done(call, known.decide(name, chosen, arm=arm, who=who)))
+
+
+def _as_json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _done(call: Call, work: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from forebay.policies.contracts import ForebayError, Outcome
 
+    from .copies import Copy
     from .dialects import Dialect
     from .telemetry.histogram import Histogram
 
@@ -90,3 +91,21 @@ class Events:
         # A half event cannot be called back; the blank line ends it, so that the error is one.
         gap = b"" if scanner.at_boundary else b"\n\n"
         return gap + self._dialect.event(error)
+
+
+class CopiedEvents(Events):
+    """Events of which a copy is kept."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(
+        self, dialect: Dialect, outcome: Outcome, itl: Histogram, *, strip_usage: bool, copy: Copy
+    ) -> None:
+        super().__init__(dialect, outcome, itl, strip_usage=strip_usage)
+        self._copy = copy
+
+    def pass_on(self, data: bytes, now: float) -> bytes:
+        """See Events."""
+        data = super().pass_on(data, now)
+        self._copy.add(data)
+        return data

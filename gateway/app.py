@@ -37,6 +37,7 @@ from .failing import retry_after
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
+from .places import BAD_ANSWER
 from .prefix import tenant_salt
 from .relay import Relay
 from .stored import StoredResponses
@@ -44,6 +45,7 @@ from .telemetry.labels import OTHER
 from .telemetry.traces import UNTRACED
 from .terms import PLAIN, terms_of
 from .tokens import Unverified, Verifying
+from .trials import fallbacks_of
 from .wire import EMPTY
 
 if TYPE_CHECKING:
@@ -55,18 +57,22 @@ if TYPE_CHECKING:
     from .dialects import Seen
     from .endpoint import Endpoint
     from .intake import Inbound
+    from .keeper import Keeper
     from .keys import Grant, Keys
     from .local import LocalAnswers
     from .messages import Guest, Message, Responder
     from .meter import Meter
     from .pools import Pool
     from .prefix import PoolPrefix
+    from .shadow import Shadow
     from .telemetry.traces import RequestTrace, Tracing
+    from .trials import Trials
 
 _ROUTES: dict[str, Route] = {route.value: route for route in Route}
 _STORED = Route.RESPONSES.value + "/"
 _STORED_METHODS = {"": ("GET", "DELETE"), "cancel": ("POST",), "input_items": ("GET",)}
 _NO_CACHE = (b"cache-control", b"no-cache")
+_NOBODY = frozenset[str]()
 _MAX_ACCEPT = 256
 _MAX_TRACESTATE = 512
 """A longer one is dropped (W3C asks for no more): engines refuse heads of 8 KB."""
@@ -87,6 +93,10 @@ class Observer(Protocol):
 
     def retry_refused(self, pool: str) -> None:
         """Note a retry that the budget did not allow."""
+        ...
+
+    def moved(self, pool: str, reason: str) -> None:
+        """Note a request that went on at another place, and why."""
         ...
 
 
@@ -120,6 +130,12 @@ class App:
         self._ids = Ids()
         self._sequence = 0
         self._stored = StoredResponses()
+        self.trials: Trials | None = None
+        """The experiments that requests may take part in."""
+        self.keeper: Keeper | None = None
+        """Who counts and decides for them."""
+        self.shadow: Shadow | None = None
+        """Who copies requests to other arms."""
         self.paused = set[str]()
         """Tenants that an operator lets wait outside."""
         self._clock = time.time
@@ -138,6 +154,7 @@ class App:
         self._signed = self._signed or config.auth.jwt is not None
         self._salts: dict[str, bytes] = {}
         self._models = {model: pool for pool in pools.values() for model in pool.models}
+        self._fallbacks = fallbacks_of(config, pools)
 
     # -- messages.Host ---------------------------------------------------------------------------
 
@@ -342,6 +359,13 @@ class App:
             inbound.bound = terms.bound(body, call.route, prompt)
             if inbound.bound is not None:
                 asked = terms.max_output
+        without = _NOBODY
+        if self._fallbacks and endpoint is None:
+            self._let_fall_back(inbound)
+        if self.trials is not None and endpoint is None:
+            session = headers.get(b"x-forebay-session")
+            without = self.trials.join(inbound, session, standing.sla)
+            pool = inbound.pool
         model = call.model or pool.engine_model(inbound.model)
         features = LengthFeatures(
             call.route,
@@ -375,6 +399,7 @@ class App:
             session=None if session is None else session[:256].decode("latin-1"),
             blocks=blocks,
             endpoint=endpoint,
+            without=without,
             weight=standing.weight,
             sla=standing.sla,
             sla_rank=standing.rank,
@@ -382,6 +407,8 @@ class App:
             reserve=standing.reserve,
             queue_share=standing.queue_share,
         )
+        if inbound.trial is not None and self.shadow is not None:
+            self.shadow.choose(inbound)
 
     def _take_headers(self, inbound: Inbound, headers: Mapping[bytes, bytes]) -> None:
         """Take over what goes on of a caller's headers."""
@@ -393,6 +420,13 @@ class App:
             inbound.tracestate = state if len(state) <= _MAX_TRACESTATE else None
         if inbound.call.route is Route.TRANSCRIPTIONS:
             inbound.content_type = headers[b"content-type"].decode("latin-1")
+
+    def _let_fall_back(self, inbound: Inbound) -> None:
+        """Name the pools that may take over, where the tenant lets them."""
+        consents = inbound.tenant.fallback or not self.config.tenants
+        if consents and inbound.call.route is not Route.RESPONSES:
+            inbound.places = self._fallbacks.get(inbound.pool.name, ())
+            inbound.guarded = any(BAD_ANSWER in place.reasons for place in inbound.places)
 
     def _name_prefix(
         self, inbound: Inbound, prefix: PoolPrefix, model: str
@@ -438,6 +472,11 @@ class App:
             )
             if hit is not None:
                 head.append((b"x-forebay-prefix-hit-tokens", b"%d" % hit))
+            if inbound.trial is not None:
+                trial = inbound.trial
+                head.append((b"x-forebay-arm", f"{trial.trial.name}/{trial.arm}".encode()))
+            if outcome.moved:
+                head.append((b"x-forebay-moved", outcome.moved.encode()))
         return head
 
     def stripped(self, inbound: Inbound, fields: Iterable[str]) -> None:
@@ -447,8 +486,20 @@ class App:
             if field in sent:
                 self.observer.stripped(inbound.pool.name, field)
 
+    def moved(self, inbound: Inbound, reason: str) -> None:
+        """Take note that a request goes on at another place than was meant for it."""
+        if inbound.trial is not None and self.keeper is not None:
+            request = inbound.request
+            self.keeper.failed(inbound.trial, request.sla, request.prompt_tokens_estimate)
+        self.observer.moved(inbound.pool.name, reason)
+
     def settled(self, inbound: Inbound, outcome: Outcome, seen: Seen | None) -> None:
         """Take the one outcome of a call."""
+        if inbound.trial is not None and self.keeper is not None:
+            outcome.experiment, outcome.arm = inbound.trial.trial.name, inbound.trial.arm
+            self.keeper.settled(inbound, outcome)
+            if inbound.copy is not None and self.shadow is not None:
+                self.shadow.settled(inbound, outcome)
         if seen is not None and seen.id and outcome.route == Route.RESPONSES:
             self._stored.add(
                 seen.id,

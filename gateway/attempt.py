@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from forebay.adapters.base import Verdict
 from forebay.policies.contracts import EngineFailed, EngineRefused, Finish, ForebayError, NotSent
+from forebay.policies.experiments.answers import is_repeated
 
-from .answer import Events, Held
+from .answer import CopiedEvents, Events, Held
 from .dialects import Seen
+from .experiments.reading import said_in
 from .failing import engines_retry_after, final
+from .places import BAD_ANSWER, TOO_LONG, is_too_long
+from .trials import GENERATING
 
 if TYPE_CHECKING:
     from forebay.adapters.base import Headers, Stream, Translation
@@ -179,16 +183,17 @@ class Attempt:
             self._relay.holding(self)
         elif content_type.startswith(b"text/event-stream"):
             self._kind = _EVENTS
-            inbound = self._inbound
-            self.events = Events(
-                self._dialect,
-                self._relay.outcome,
-                inbound.pool.itl,
-                strip_usage=inbound.strip_usage,
-            )
+            self.events = self._read_events(self._inbound)
         else:
             self._kind = _HELD
             self._relay.holding(self)
+
+    def _read_events(self, inbound: Inbound) -> Events:
+        outcome, itl, strip = self._relay.outcome, inbound.pool.itl, inbound.strip_usage
+        if inbound.copy is None:
+            return Events(self._dialect, outcome, itl, strip_usage=strip)
+        inbound.copy.clear()  # of an attempt that failed
+        return CopiedEvents(self._dialect, outcome, itl, strip_usage=strip, copy=inbound.copy)
 
     def on_data(self, data: bytes) -> None:
         """Relay, hold, or gather what came."""
@@ -240,8 +245,10 @@ class Attempt:
             return
         if self.started:
             self._responder.write(data)
+        elif self._inbound.guarded and not events.scanner.seen.token:
+            self._held.add(data)  # an answer without a token would go on elsewhere
         else:
-            self._start(now, data)
+            self._start(now, self._held.take() + data if self._held.size else data)
 
     def _start(self, now: float, data: bytes) -> None:
         """Send the head with the first bytes."""
@@ -259,6 +266,10 @@ class Attempt:
         assert events is not None
         held = events.scanner.flush()
         self._relay.outcome.bytes_out += len(held)
+        if self._inbound.guarded and not self.started:
+            held = self._held.take() + held
+            if events.complete and not events.scanner.seen.error and self._relay.leave(BAD_ANSWER):
+                return
         if not self.started:
             if not (events.complete and held):
                 error = EngineFailed("the engine ended its stream before the first event")
@@ -327,12 +338,26 @@ class Attempt:
         self.seen = seen = Seen()
         if len(body) <= 1 << 20:
             self._dialect.read(body, seen)
+        else:
+            seen.token = True  # or not: nobody looked
         self._inbound.pool.succeeded(self.endpoint, now)
+        if self._inbound.guarded and self._is_bad(body, seen) and self._relay.leave(BAD_ANSWER):
+            return
+        if self._inbound.copy is not None:
+            self._inbound.copy.clear()
+            self._inbound.copy.add(body)
         outcome.first_byte = outcome.first_token = outcome.last_token = now
         outcome.status = self._status
         outcome.bytes_out = len(body)
         self._responder.send(self._status, self._relay.head(self._type), body)
         self._relay.settle(_COMPLETED)
+
+    def _is_bad(self, body: bytes, seen: Seen) -> bool:
+        """Whether a whole answer is none: empty, or one token over and over."""
+        route = self._inbound.call.route
+        if not seen.token:
+            return route in GENERATING
+        return is_repeated(said_in(route, body, streamed=False).text)
 
     def _end_error(self) -> None:
         """Read an engine's error and decide whose fault it is."""
@@ -351,6 +376,8 @@ class Attempt:
         error.status = status
         shaped = self._dialect.shaped(body)
         self._judge(Verdict.NEUTRAL, "")
+        if self._inbound.places and is_too_long(read.message) and self._relay.leave(TOO_LONG):
+            return
         self._relay.answer_error(error, body=body if shaped else None, finish=Finish.REJECTED)
 
 

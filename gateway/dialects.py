@@ -102,6 +102,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    message: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
@@ -119,6 +120,7 @@ class _Chunk(msgspec.Struct):
 class _Response(msgspec.Struct):
     id: Any = None
     status: str | None = None
+    output: Any = None
     usage: _Usage | None = None
 
 
@@ -133,6 +135,7 @@ class _AnthropicDelta(msgspec.Struct):
 
 class _AnthropicMessage(msgspec.Struct):
     id: Any = None
+    content: Any = None
     usage: _Usage | None = None
     stop_reason: str | None = None
 
@@ -227,6 +230,7 @@ class OpenAI:
             _learn(chunk.usage, seen)
         for choice in chunk.choices or ():
             seen.finish_reason = choice.finish_reason or seen.finish_reason
+            seen.token |= bool(choice.text) or _speaks(choice.message)
 
     def shaped(self, body: bytes) -> bool:
         """See `Dialect.shaped`."""
@@ -313,6 +317,7 @@ class Anthropic:
         if message.usage is not None:
             _learn(message.usage, seen)
         seen.finish_reason = message.stop_reason or ""
+        seen.token = bool(message.content)
 
     def shaped(self, body: bytes) -> bool:
         """See `Dialect.shaped`."""
@@ -369,6 +374,7 @@ class Responses:
         except msgspec.MsgspecError:
             return
         seen.finish_reason = response.status or ""
+        seen.token = bool(response.output)
         self._take(response, seen)
 
     @staticmethod

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from forebay.gateway.config.sections import Tenant, Timeouts
     from forebay.policies.contracts import Request
 
+    from .copies import Copy
     from .messages import Message
+    from .places import Place
     from .pools import Pool
     from .telemetry.traces import RequestTrace
+    from .trials import Assigned
 
 AnyBody = wire.Body | multipart.Form
 
@@ -62,7 +65,10 @@ class Inbound:
         "bound",
         "call",
         "content_type",
+        "copy",
+        "guarded",
         "model",
+        "places",
         "pool",
         "request",
         "shown_id",
@@ -71,6 +77,7 @@ class Inbound:
         "timeouts",
         "trace",
         "tracestate",
+        "trial",
     )
 
     def __init__(self, pool: Pool, tenant: Tenant, body: AnyBody, call: Call) -> None:
@@ -91,6 +98,14 @@ class Inbound:
         """Members to set, so that the answer is no longer than the tenant may have."""
         self.timeouts: Timeouts | None = None
         """Its SLA class's, where they are not the pool's."""
+        self.trial: Assigned | None = None
+        """Its part in an experiment."""
+        self.copy: Copy | None = None
+        """What of it and its answer is kept, to be looked at after it has ended."""
+        self.guarded = False
+        """A bad answer would go on elsewhere, so nothing is sent before its first token."""
+        self.places: tuple[Place, ...] = ()
+        """Where it may go, one after the other, when its pool cannot serve it."""
         self.trace: RequestTrace
         self.request: Request
 

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 from forebay.gateway.config.errors import ConfigErrors, Fault
 from forebay.policies.quota import NAMES
 
+from .experiments.store import ExperimentsAway
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.gateway.config.sections import Tenant
+    from forebay.policies.experiments.ramp import What
 
     from .endpoint import Endpoint
+    from .experiment_report import Report
     from .pools import Pool
     from .process import Process
     from .quota.ledger import Row
@@ -159,6 +163,31 @@ class Operations:
             keys=len(tenant.keys),
             models=tenant.limits.models,
         )
+
+    # -- experiments -----------------------------------------------------------------------------
+
+    async def experiments(self) -> list[Report]:
+        """Return what each experiment has shown so far."""
+        return self._process.experiments.reports()
+
+    async def experiment(self, name: str) -> Report:
+        """Return what one experiment has shown so far."""
+        for report in self._process.experiments.reports(name):
+            return report
+        raise NotThere("there is no such experiment")
+
+    async def decide(self, name: str, what: What, *, arm: str, who: str) -> Report:
+        """Promote, pause, resume, roll back or restart an experiment."""
+        keeper = self._process.experiments.keeper
+        if keeper is None or name not in keeper.live:
+            raise NotThere("there is no such experiment")
+        try:
+            await keeper.decide(name, what, arm=arm, who=who)
+        except ExperimentsAway as error:
+            raise CannotReach(str(error)) from error
+        except ValueError as error:
+            raise CannotNow(str(error)) from error
+        return await self.experiment(name)
 
     # -- endpoints and configuration -------------------------------------------------------------
 

@@ -125,8 +125,11 @@ class Pool:
 
         Sent on, it would make an engine look misconfigured.
         """
+        served = {self.engine_model(model) for model in self.models}
         for relay in tuple(self.waiting.values()):
             name = relay.outcome.model
+            if name not in self.models and relay.request.model in served:
+                continue  # it came from another pool, by that one's name
             if name not in self.models:
                 text = "the model that this waited for is no longer served"
                 relay.refused(InvalidRequest(text, status=404, code="model_not_found"))

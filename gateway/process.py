@@ -18,6 +18,7 @@ from forebay.policies.contracts import ConfigError
 from .app import App
 from .assembly import Assembly
 from .chores import Chores
+from .experimenting import Experiments
 from .keys import Keys
 from .local import LocalAnswers, Scrape
 from .messages import Limits
@@ -184,6 +185,8 @@ class Process:
             now=time.monotonic,
             abort=self._assembly.abort,
         )
+        self.experiments = Experiments(config, self._path, now=time.monotonic)
+        await self.experiments.start(self.app)
 
     def _access_log(self, labels: LabelSpace) -> AccessLog | None:
         return AccessLog(self._writer, labels) if self.config.telemetry.log_requests else None
@@ -255,6 +258,7 @@ class Process:
             now = time.monotonic()
             try:
                 self.telemetry.flush()
+                self.experiments.tick(now)
                 if now - checked >= CHECKS:
                     checked = now
                     self._check(now)
@@ -287,6 +291,8 @@ class Process:
             log_lines_dropped=self._writer.dropped,
             traces_dropped=self.telemetry.spans.dropped if self.telemetry.spans else 0,
             quota=self._metering.status({tenant.name for tenant in self.config.tenants}),
+            experiments=self.experiments.status(),
+            experiments_away=self.experiments.away,
             version=__version__,
             started_unix_s=self._started,
         )
@@ -333,6 +339,7 @@ class Process:
         self._metering.configure(config)
         self.app.meter = self._metering.meter
         self.app.configure(config, keys=keys, pools=self._assembly.pools)
+        self.experiments.configure(config)
         self._assembly.recheck()
 
     def _tokens_of(self, config: Config) -> Tokens | None:
@@ -425,6 +432,7 @@ class Process:
         for _ in range(10):  # for the last bytes to go out
             if self.connections.open:
                 await asyncio.sleep(0.01)
+        await self.experiments.close()
         if not await self._metering.close():
             logger.warning("not all usage is told")
         self.telemetry.close()

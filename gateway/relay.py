@@ -27,11 +27,20 @@ from forebay.policies.contracts import (
     Rejected,
 )
 from forebay.scheduler.lifecycle import Event, State, advance
-from forebay.scheduler.retry import Tries, again, may_retry
+from forebay.scheduler.retry import MOVES_ON, Tries, again, may_retry
 
 from .attempt import COMMENT_AFTER, Attempt
 from .dialects import dialect_of
 from .failing import final, last_event, not_started, shutting_down, told
+from .places import (
+    ROLLED_BACK,
+    SATURATED,
+    STALLED,
+    UNHEALTHY,
+    moved_to,
+    next_place,
+    reason_of,
+)
 
 if TYPE_CHECKING:
     from forebay.gateway.config.sections import Timeouts
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from .intake import Inbound
     from .messages import Responder
     from .meter import Lease
+    from .trials import Assigned
 
 _SHORT_BODY = 64 << 10
 _JSON = b"application/json"
@@ -92,6 +102,11 @@ class Relay:
             trace=inbound.trace.traceparent,
         )
 
+    @property
+    def trial(self) -> Assigned | None:
+        """Its part in an experiment."""
+        return self._inbound.trial
+
     # -- the way down ----------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
@@ -110,7 +125,8 @@ class Relay:
         try:
             self._inbound.pool.submit(self, request, now)
         except Rejected as error:
-            self._reject(error)
+            if not (self._inbound.places and self._move(reason_of(error), now)):
+                self._reject(error)
 
     def queued(self) -> None:
         """Wait until some endpoint has room."""
@@ -158,7 +174,8 @@ class Relay:
 
     def refused(self, error: Rejected) -> None:
         """Give up waiting: displaced, too late to start, or a reload took away what it is for."""
-        self._reject(error)
+        if not (self._inbound.places and self._move(reason_of(error), self._app.now())):
+            self._reject(error)
 
     # -- what an attempt tells -------------------------------------------------------------------
 
@@ -201,11 +218,54 @@ class Relay:
             self._state = advance(self._state, Event.RETRY)
             self._submit(wider, now)
             return
+        if self._inbound.places and verdict in MOVES_ON and not self._tries.spent:
+            reason = SATURATED if verdict is Verdict.FULL else UNHEALTHY
+            if self._move(reason, now):
+                return
         if pool.budget.refused > refused:
             self._app.observer.retry_refused(pool.name)
         answer = final(verdict, error, pool.name)
         blamed = Finish.REJECTED if isinstance(answer, InvalidRequest) else Finish.ENGINE_ERROR
         self.answer_error(answer, finish=blamed)
+
+    # -- going elsewhere -------------------------------------------------------------------------
+
+    def _move(self, reason: str, now: float) -> bool:
+        """Go on at the next place that takes a request for this reason; False: there is none.
+
+        What was placed has been released.
+        """
+        inbound = self._inbound
+        place = next_place(inbound, reason)
+        if place is None or self._settled:
+            return False
+        if self._state is not _RECEIVING and self._state is not _QUEUED:
+            self._state = advance(self._state, Event.RETRY)
+        self._app.moved(inbound, reason)
+        self.outcome.moved = reason
+        request = moved_to(inbound, self.request, place)
+        self.outcome.pool = request.pool
+        self._submit(request, now)
+        return True
+
+    def leave(self, reason: str) -> bool:
+        """Leave where it waits or was sent for the next place; False, and it stays, without one."""
+        inbound, now = self._inbound, self._app.now()
+        if not any(reason in place.reasons for place in inbound.places):
+            return False
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
+            inbound.pool.release(attempt.placement, now)
+        elif self._state is _QUEUED:
+            inbound.pool.waiting.pop(self.request.id, None)
+            inbound.pool.dispatcher.leave(self.request)
+        return self._move(reason, now)
+
+    def take_back(self, *, running: bool) -> None:
+        """Leave an arm that was rolled back: what waits, and with `running` what has no byte."""
+        if self._state is _QUEUED or (running and self._state is State.PLACED):
+            self.leave(ROLLED_BACK)
 
     def _reject(self, error: Rejected) -> None:
         finish = Finish.TIMEOUT if isinstance(error, DeadlineExpired) else Finish.REJECTED
@@ -254,9 +314,21 @@ class Relay:
         elif self._is_long_connecting(attempt, now):
             error = EngineUnreachable(f"no connection within {limits.connect:g} s")
             self.failed(attempt, Verdict.BROKEN, error)
+        elif self._is_stalled(attempt, now) and self.leave(STALLED):
+            return
         elif now - attempt.last_bytes > limits.first_byte:
             error = EngineFailed(f"the engine sent nothing for {limits.first_byte:g} s", status=504)
             self.failed(attempt, Verdict.BROKEN, error, sent=True)
+
+    def _is_stalled(self, attempt: Attempt, now: float) -> bool:
+        """Whether a stream in an arm on trial has had no byte for too long."""
+        trial = self._inbound.trial
+        return (
+            trial is not None
+            and bool(self._inbound.places)
+            and self.request.stream
+            and now - attempt.sent_at > trial.trial.section.stall
+        )
 
     def _is_long_connecting(self, attempt: Attempt, now: float) -> bool:
         """Whether a class's own time to connect is over; the pool's is kept by its connections.
@@ -329,6 +401,7 @@ class Relay:
         if attempt is not None:
             attempt.close()
             seen = attempt.told(outcome)
+        outcome.empty = finish is Finish.COMPLETED and seen is not None and not seen.token
         self.lease.settle(outcome)
         self._app.settled(self._inbound, outcome, seen)
         self._app.active.discard(self)

@@ -187,6 +187,8 @@ class Request(Struct, frozen=True, gc=False):
     """The only endpoint that can serve it (a stored response lives on one), or None."""
     avoid: frozenset[str] = frozenset()
     """Endpoints already tried."""
+    without: frozenset[str] = frozenset()
+    """Endpoints that an experiment keeps it from."""
     weight: float = 1.0
     """Its tenant's share against the others': cost is divided by it."""
     sla: str = ""
@@ -201,9 +203,9 @@ class Request(Struct, frozen=True, gc=False):
     """Of the queue's places, what its tenant may take; None: all."""
 
     @property
-    def shape(self) -> tuple[Route, str, str | None, frozenset[str], str]:
+    def shape(self) -> tuple[Route, str, str | None, frozenset[str], str, frozenset[str]]:
         """What decides which places it may have: requests of one shape are interchangeable."""
-        return (self.route, self.model, self.endpoint, self.avoid, self.reserve)
+        return (self.route, self.model, self.endpoint, self.avoid, self.reserve, self.without)
 
 
 class Finish(Word):
@@ -257,6 +259,13 @@ class Outcome(Struct, gc=False):
     sla: str = ""
     predicted_tokens: int = 0
     """Output tokens that were predicted for it."""
+    experiment: str = ""
+    """The experiment that it takes part in, and the arm that it was given there."""
+    arm: str = ""
+    empty: bool = False
+    """The answer was whole, and there was nothing in it."""
+    moved: str = ""
+    """Why it went to another arm or pool than was meant for it; empty when it did not."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Keeps endpoints that can serve a request at all: route, model, the one it is bound to.
 
 What an endpoint has not said (routes None, no models) counts as served: the engine's own answer
-tells better than a guess. Endpoints that the request already tried are left out.
+tells better than a guess. Endpoints that the request already tried, and those that an experiment
+keeps it from, are left out.
 
 When not to use it: only in a pool whose endpoints are all alike and where nothing is retried.
 """
@@ -36,6 +37,7 @@ class Capability:
             and has_model(endpoint, request)
             and request.endpoint in (None, endpoint.name)
             and endpoint.name not in request.avoid
+            and endpoint.name not in request.without
         ]
 
 

@@ -169,7 +169,8 @@ def _asked(request: Request) -> dict[str, Any]:
 
 def _read(told: dict[str, Any]) -> Request:
     route, avoid = Route(told.pop("route")), frozenset(told.pop("avoid"))
-    return Request(route=route, avoid=avoid, **told)
+    without = frozenset(told.pop("without", ()))
+    return Request(route=route, avoid=avoid, without=without, **told)
 
 
 def _where(placement: Placement | None) -> tuple[str, str] | None:

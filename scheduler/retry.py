@@ -65,6 +65,11 @@ class Tries:
     broken: int = 0
     """Of those: broken after the request was fully sent."""
 
+    @property
+    def spent(self) -> bool:
+        """It may be what breaks engines, so that it is tried nowhere any more."""
+        return self.broken >= _BROKEN_AT_MOST
+
     def ended(self, verdict: str, *, sent: bool) -> None:
         """Note that an attempt failed; `sent`: the whole request had gone out."""
         self.made += 1

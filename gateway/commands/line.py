@@ -10,6 +10,7 @@ from forebay import __version__
 from forebay.policies.contracts import ForebayError
 
 from . import (
+    ab,
     calibrate,
     check,
     demo,
@@ -37,6 +38,7 @@ _COMMANDS = (
     prefix,
     calibrate,
     usage,
+    ab,
     kernels,
 )
 _FAILED = 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from forebay.adapters.registry import ADAPTERS
 
 from .errors import path_of
+from .relations_experiments import find_experiment_faults, find_fallback_faults
 from .suggest import did_you_mean
 from .tenancy import read_reserve
 from .units import Substituted, shown
@@ -47,6 +48,8 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _tenants_have_keys,
         _keys_once,
         _server_fits,
+        find_experiment_faults,
+        find_fallback_faults,
     )
     return [fault for check in checks for fault in check(file)]
 

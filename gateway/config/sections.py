@@ -24,6 +24,7 @@ from .base import (
     Share,
     Url,
 )
+from .experiments import Experiment, Fallback  # noqa: TC001 - pydantic reads the annotations
 from .prefix import Prefix  # noqa: TC001 - pydantic reads the annotations
 from .scheduling import Limit, Order, Scheduling
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
@@ -201,6 +202,9 @@ class Pool(Section):
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()
     health: Health = Health()
+    fallback: tuple[Fallback, ...] = Field(
+        default=(), description="pools that take what this one cannot serve, one after the other"
+    )
     allow_fields: tuple[str, ...] = Field(
         default=(), description="engine-control fields that callers of this pool may set"
     )
@@ -227,7 +231,7 @@ class Telemetry(Section):
 class Config(Section):
     """The whole file."""
 
-    later = frozenset({"experiments", "predictor", "profiles"})
+    later = frozenset({"predictor", "profiles"})
 
     version: Literal[1] = Field(description="of this format")
     server: Server = Server()
@@ -241,6 +245,9 @@ class Config(Section):
     auth: Auth = Auth()
     tenants: tuple[Tenant, ...] = Field(
         default=(), description="who may call; without any, everybody may"
+    )
+    experiments: tuple[Experiment, ...] = Field(
+        default=(), description="A/B tests between endpoints or pools; see experiments.md"
     )
     telemetry: Telemetry = Telemetry()
 

@@ -128,6 +128,9 @@ class Plan(Section):
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"
     )
+    fallback: bool = Field(
+        default=False, description="other pools may answer its requests, as `pools[].fallback` says"
+    )
     limits: Limits = Limits()
 
 
@@ -153,6 +156,9 @@ class Tenant(Section):
     limits: Limits = Limits()
     fail: Literal["open", "closed"] = Field(
         default="open", description="without Redis: go on with a local share, or refuse"
+    )
+    fallback: bool = Field(
+        default=False, description="other pools may answer its requests, as `pools[].fallback` says"
     )
     debug_headers: bool = Field(default=False, description="send the x-forebay-* diagnostics")
 
@@ -211,6 +217,12 @@ class State(Section):
         default=None,
         min_length=1,
         description="SQLite file of the usage ledger; default: forebay-usage.db beside this file",
+    )
+    experiments: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder that experiments are kept in; default: forebay-experiments beside "
+        "this file",
     )
 
 

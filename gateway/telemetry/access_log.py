@@ -98,6 +98,9 @@ class AccessLog:
         )
         names = self._names.get(key) or self._encode_names(key, o)
         trace = f',"trace_id":"{trace_id(o.trace)}"' if o.trace else ""
+        arm = f',"arm":"{code(o.experiment)}/{code(o.arm)}"' if o.experiment else ""
+        if o.moved:
+            arm += f',"moved":"{code(o.moved)}"'
         return (
             f'{{"time":"{date}","level":"info","event":"request"'
             f',"request_id":"{code(o.request_id)}",{names},"status":{o.status}'
@@ -106,7 +109,7 @@ class AccessLog:
             f',"prompt_tokens":{_count(o.prompt_tokens)}'
             f',"cached_tokens":{_count(o.cached_tokens)}'
             f',"output_tokens":{_count(o.output_tokens)}'
-            f',"bytes_in":{o.bytes_in},"bytes_out":{o.bytes_out}{trace}}}\n'
+            f',"bytes_in":{o.bytes_in},"bytes_out":{o.bytes_out}{arm}{trace}}}\n'
         )
 
     def _encode_names(self, key: _Key, o: Outcome) -> str:

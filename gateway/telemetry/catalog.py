@@ -215,6 +215,36 @@ QUOTA_WAITING = _gauge(
 USAGE_LOST = _counter(
     "forebay_usage_lost_total", (), "requests whose usage could not be kept in the ledger"
 )
+MOVED = _counter(
+    "forebay_moved_requests_total",
+    ("pool", "reason"),
+    "requests that went on at another arm or pool, by the one they left and why",
+)
+_ARM = ("experiment", "arm")
+ARM_REQUESTS = _counter(
+    "forebay_arm_requests_total",
+    ("experiment", "arm", "result"),
+    "requests of an experiment's arm: answered, failed, refused by its engine, or left",
+)
+ARM_TTFT = _histogram("forebay_arm_ttft_seconds", _ARM, "TTFT of an experiment's arm")
+ARM_TPOT = _histogram("forebay_arm_tpot_seconds", _ARM, "TPOT of an experiment's arm")
+ARM_SHARE = _gauge("forebay_arm_share_ratio", _ARM, "share of the keys that the arm gets now")
+EXPERIMENT_PHASE = _gauge(
+    "forebay_experiment_phase",
+    ("experiment", "phase"),
+    "1 for the phase it is in, else 0",
+)
+EXPERIMENT_DECISIONS = _gauge(
+    "forebay_experiment_decisions", ("experiment",), "decisions taken since it began"
+)
+EXPERIMENTS_AWAY = _gauge(
+    "forebay_experiments_away", (), "1 while the state of experiments cannot be stored"
+)
+SHADOW_COPIES = _counter(
+    "forebay_shadow_copies_total",
+    ("experiment", "result"),
+    "copies of requests: same, different, sampled (not at temperature 0), failed, or dropped",
+)
 BUILD = _gauge("forebay_build_info", ("version",), "always 1")
 
 CATALOG = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -74,6 +74,7 @@ class LabelSpace:
         default_factory=dict[str, tuple[float, float]]
     )
     """Of each SLA class: ttft and tpot in seconds, infinite where it has none."""
+    experiments: frozenset[str] = frozenset()
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -84,7 +85,9 @@ class LabelSpace:
         }
         tenants = frozenset(tenant.name for tenant in config.tenants) or frozenset({"default"})
         targets = {name: (sla.ttft or _ANY, sla.tpot or _ANY) for name, sla in config.sla.items()}
-        return cls(MappingProxyType(pools), tenants, CONTROL_FIELDS, MappingProxyType(targets))
+        experiments = frozenset(each.name for each in config.experiments)
+        known = MappingProxyType(targets)
+        return cls(MappingProxyType(pools), tenants, CONTROL_FIELDS, known, experiments)
 
     def pool(self, name: str) -> str:
         """Return the label for a pool's name."""

@@ -152,6 +152,10 @@ class Metrics:
         self._goodput = Counter(catalog.SLA_REQUESTS)
         self._stripped = Counter(catalog.STRIPPED_FIELDS)
         self._transitions = Counter(catalog.TRANSITIONS)
+        self._moved = Counter(catalog.MOVED)
+        self._arm_requests = Counter(catalog.ARM_REQUESTS)
+        self._arms: dict[Labels, tuple[Histogram, Histogram]] = {}
+        """TTFT and TPOT by experiment and arm."""
 
     def itl(self, pool: str) -> Histogram:
         """Return the pool's histogram of gaps: a relay holds it and observes each chunk."""
@@ -164,6 +168,10 @@ class Metrics:
     def retry_refused(self, pool: str) -> None:
         """Count a retry that the budget did not allow."""
         self._refused.add((self._labels.pool(pool),))
+
+    def moved(self, pool: str, reason: str) -> None:
+        """Count a request that went on at another arm or pool."""
+        self._moved.add((self._labels.pool(pool), reason))
 
     def transition(self, pool: str, endpoint: str, state: str) -> None:
         """Count that an endpoint came into a state."""
@@ -243,11 +251,31 @@ class Metrics:
             self._disconnects.add((cell.labels[0], _phase(o)))
         if output is not None or o.prompt_tokens is not None:
             self._count_tokens(o)
+        if o.sla or o.experiment:
+            self._count_named(o, pool)
+        if o.predicted_tokens and output and finish is Finish.COMPLETED:
+            pool.prediction.observe(abs(o.predicted_tokens - output) / output)
+
+    def _count_named(self, o: Outcome, pool: _Pool) -> None:
+        """Count what only requests of a class or of an experiment have."""
         if o.sla:
             self._count_goodput(o)
             self._count_wait(o, pool)
-        if o.predicted_tokens and output and finish is Finish.COMPLETED:
-            pool.prediction.observe(abs(o.predicted_tokens - output) / output)
+        if o.experiment:
+            self._count_arm(o)
+
+    def _count_arm(self, o: Outcome) -> None:
+        arm = (o.experiment, o.arm)
+        self._arm_requests.add((*arm, _result(o)))
+        times = self._arms.get(arm)
+        if times is None:
+            times = self._arms[arm] = Histogram(TTFT_BOUNDS), Histogram(TPOT_BOUNDS)
+        if o.first_token is None or not o.stream or o.moved:
+            return
+        times[0].observe(max(0.0, o.first_token - o.received))
+        output = o.output_tokens
+        if output and output > 1 and o.last_token is not None:
+            times[1].observe(max(0.0, o.last_token - o.first_token) / (output - 1))
 
     def _count_wait(self, o: Outcome, pool: _Pool) -> None:
         if o.placed is None or o.sla not in self._labels.targets:
@@ -300,8 +328,11 @@ class Metrics:
 
         self._requests = {k: c for k, c in self._requests.items() if stays(k[0], k[2])}
         self._tokens = {k: c for k, c in self._tokens.items() if _same_tokens(known, k)}
-        for counter in (self._disconnects, self._refused, self._stripped):
+        for counter in (self._disconnects, self._refused, self._stripped, self._moved):
             counter.values = {k: n for k, n in counter.values.items() if stays(k[0])}
+        arms = self._arm_requests
+        arms.values = {k: n for k, n in arms.values.items() if k[0] in known.experiments}
+        self._arms = {k: times for k, times in self._arms.items() if k[0] in known.experiments}
         goodput = self._goodput
         goodput.values = {k: n for k, n in goodput.values.items() if k[0] in known.targets}
         transitions = self._transitions
@@ -329,8 +360,14 @@ class Metrics:
         yield catalog.RETRIES, self._of_pools(lambda pool: pool.retries)
         yield catalog.RECEIVED_BYTES, self._of_pools(lambda pool: pool.received)
         yield catalog.SENT_BYTES, self._of_pools(lambda pool: pool.sent)
-        counters = (self._disconnects, self._refused, self._stripped, self._transitions)
-        for counter in (*counters, self._goodput):
+        counters = (
+            self._disconnects,
+            self._refused,
+            self._stripped,
+            self._transitions,
+            self._moved,
+        )
+        for counter in (*counters, self._goodput, self._arm_requests):
             yield counter.metric, dict(counter.values)
 
     def _of_pools(self, read: Callable[[_Pool], int]) -> dict[Labels, int]:
@@ -348,7 +385,18 @@ class Metrics:
         yield catalog.PREDICTION_ERROR, {(name,): pool.prediction.copy() for name, pool in pools}
         classes = [(name, sla, h) for name, pool in pools for sla, h in pool.classes.items()]
         yield catalog.CLASS_WAIT, {(name, sla): h.copy() for name, sla, h in classes}
+        yield catalog.ARM_TTFT, {arm: times[0].copy() for arm, times in self._arms.items()}
+        yield catalog.ARM_TPOT, {arm: times[1].copy() for arm, times in self._arms.items()}
         yield catalog.LOOP_PAUSE, {(): self.loop_pause.copy()}
+
+
+def _result(o: Outcome) -> str:
+    """Name what became of an arm's request; one that went elsewhere counts as failed."""
+    if o.moved or o.finish in _FAILED or o.status >= 500 or o.status == 429:
+        return "failed"
+    if o.finish is Finish.COMPLETED:
+        return "answered"
+    return "refused" if o.finish is Finish.REJECTED else "left"
 
 
 def _phase(o: Outcome) -> str:

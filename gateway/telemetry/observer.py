@@ -34,6 +34,7 @@ class Telemetry:
         self._waiting = 0
         self.stripped = metrics.stripped
         self.retry_refused = metrics.retry_refused
+        self.moved = metrics.moved
         self.transition = metrics.transition
 
     def settled(self, outcome: Outcome, trace: RequestTrace) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from . import catalog
 from .labels import STATES, state_label
+from .snapshot import PHASES_OF_EXPERIMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +100,7 @@ def _gauges(snapshot: Snapshot) -> Iterator[Family]:
     yield _counter(catalog.LOG_DROPPED, {(): snapshot.log_lines_dropped})
     yield _counter(catalog.TRACES_DROPPED, {(): snapshot.traces_dropped})
     yield from _quota(snapshot.quota)
+    yield from _experiments(snapshot)
     yield _gauge(catalog.BUILD, {(snapshot.version,): 1})
 
 
@@ -110,6 +112,18 @@ def _quota(quota: QuotaStatus) -> Iterator[Family]:
     yield _gauge(catalog.QUOTA_REPLICAS, {(): quota.replicas})
     yield _gauge(catalog.QUOTA_WAITING, {(): quota.waiting})
     yield _counter(catalog.USAGE_LOST, {(): quota.usage_lost})
+
+
+def _experiments(snapshot: Snapshot) -> Iterator[Family]:
+    running = snapshot.experiments
+    shares = {(e.name, arm): share for e in running for arm, share in e.shares.items()}
+    yield _gauge(catalog.ARM_SHARE, shares)
+    phases = {(e.name, p): float(e.phase == p) for e in running for p in PHASES_OF_EXPERIMENTS}
+    yield _gauge(catalog.EXPERIMENT_PHASE, phases)
+    yield _gauge(catalog.EXPERIMENT_DECISIONS, {(e.name,): e.decisions for e in running})
+    copies = {(e.name, result): n for e in running for result, n in e.copies.items()}
+    yield _counter(catalog.SHADOW_COPIES, copies)
+    yield _gauge(catalog.EXPERIMENTS_AWAY, {(): snapshot.experiments_away})
 
 
 _QUEUE_GAUGES: tuple[tuple[Metric, Callable[[QueueStatus], float | None]], ...] = (

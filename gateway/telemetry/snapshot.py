@@ -95,6 +95,22 @@ class QuotaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentStatus:
+    """One experiment."""
+
+    name: str
+    phase: str
+    decisions: int
+    shares: Mapping[str, float]
+    """By arm."""
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Copies of requests, by what became of them; empty where none are made."""
+
+
+PHASES_OF_EXPERIMENTS = ("running", "paused", "rolled_back", "promoted")
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole gateway. Everything in it is a copy, so any thread may read it."""
 
@@ -112,6 +128,8 @@ class Snapshot:
     log_lines_dropped: int = 0
     traces_dropped: int = 0
     quota: QuotaStatus = QuotaStatus()
+    experiments: tuple[ExperimentStatus, ...] = ()
+    experiments_away: bool = False
     version: str = ""
     started_unix_s: float = 0.0
 

@@ -233,6 +233,10 @@ def _request_attributes(o: Outcome, names: Names) -> _Attributes:
         said["http.response.status_code"] = o.status
     if names.error:
         said["error.type"] = names.error
+    if o.experiment:
+        said |= {"forebay.experiment": o.experiment, "forebay.arm": o.arm}
+    if o.moved:
+        said["forebay.moved"] = o.moved
     return said
 
 

@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_a_config_error(
         ("<<: 5", "", "'<<' takes a mapping or a list of them"),
         ("? [a]\n: 1", "", "has a key that is not a plain name"),
         ("profiles: {}", "profiles", "is not in this version"),
-        ("experiments: []", "experiments", "is not in this version"),
+        ("predictor: {}", "predictor", "is not in this version"),
         ("telemtry: {}", "telemtry", "is no known key; did you mean 'telemetry'?"),
         ("zzz: {}", "zzz", "is no known key"),
     ],

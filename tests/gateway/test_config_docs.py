@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BeforeValidator
 
-from forebay.gateway.config import base, load, scheduling, tenancy
+from forebay.gateway.config import base, experiments, load, scheduling, tenancy
 from forebay.gateway.config.sections import Config, Section
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def _kind(field: FieldInfo) -> str:
         origin = get_origin(field.annotation)
         return "list" if origin is tuple else "mapping of names" if origin is dict else "mapping"
     unit = _unit(field)
+    if unit and get_origin(field.annotation) is tuple:
+        return f"list of {unit}s"
     if unit:
         return f"mapping of names to {unit}s" if get_origin(field.annotation) is dict else unit
     annotation = field.annotation
@@ -67,7 +69,10 @@ def _kind(field: FieldInfo) -> str:
     if isinstance(annotation, type) and not choices:
         names = {"int": "number", "float": "number", "bool": "true or false"}
         return names.get(annotation.__name__, "text")
-    if get_origin(annotation) in {tuple, dict} or any(get_origin(c) is tuple for c in choices):
+    if get_origin(annotation) is dict:
+        number = getattr(get_args(annotation)[1], "__origin__", None) is float
+        return "mapping of names to numbers" if number else "list"
+    if get_origin(annotation) is tuple or any(get_origin(c) is tuple for c in choices):
         return "list"
     if choices in ([int], [float]):
         return "number"
@@ -83,6 +88,7 @@ def _unit(field: FieldInfo) -> str:
         scheduling.read_limit: "number or `auto`",
         tenancy.read_moment: "date or time",
         tenancy.read_reserve: "share or `true`",
+        experiments.read_margin: "margin",
     }
     inside = [m for a in get_args(field.annotation) for m in getattr(a, "__metadata__", ())]
     for each in (*field.metadata, *inside):
@@ -99,10 +105,13 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, Section):
         return "see below"
-    return f"`{_written(value, _unit(field))}`"
+    written = _written(value, _unit(field))
+    return f"`{', '.join(written) if isinstance(written, list) else written}`"  # pyright: ignore[reportUnknownArgumentType] - texts
 
 
-def _written(value: Any, unit: str) -> str:
+def _written(value: Any, unit: str) -> Any:
+    if isinstance(value, tuple) and unit:
+        return [_written(each, unit) for each in value]  # pyright: ignore[reportUnknownVariableType] - any
     match unit:
         case "duration":
             for suffix, seconds in (("h", 3600), ("m", 60)):
@@ -135,12 +144,16 @@ def test_the_defaults_on_the_page_are_the_sections_own():
             if unit and not field.is_required() and field.default not in (None, {}):
                 written = {name: _written(field.default, unit)}
                 needed = {
-                    n: "10%" if _unit(f) == "share" else "x"
+                    n: "10%" if _unit(f) == "share" else _sample(f)
                     for n, f in section.model_fields.items()
                     if f.is_required()
                 }
                 read = section.model_validate({**needed, **written})
                 assert getattr(read, name) == field.default, f"{path}.{name}"
+
+
+def _sample(field: FieldInfo) -> object:
+    return {"a": ["x"], "b": ["y"]} if get_origin(field.annotation) is dict else "x"
 
 
 def test_the_examples_on_the_page_are_right():

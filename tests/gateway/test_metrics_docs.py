@@ -98,7 +98,10 @@ def test_every_field_of_a_request_line_is_described():
             kept.append(lines)
 
     log = AccessLog(Kept(), LabelSpace({}))
-    log.add(Outcome("r", "", Route.CHAT, "", trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01"))
+    trial = {"experiment": "x", "arm": "a", "moved": "stalled"}
+    log.add(
+        Outcome("r", "", Route.CHAT, "", **trial, trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    )
     log.flush()
     table = OPERATIONS.split("Each request is one line", 1)[1].split("A reader that", 1)[0]
     rows = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)

@@ -175,6 +175,7 @@ class Spy:
         self.outcomes: list[Outcome] = []
         self.stripped_fields: list[str] = []
         self.refused_retries = 0
+        self.moves: list[tuple[str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -186,6 +187,10 @@ class Spy:
     def stripped(self, pool: str, field: str) -> None:
         self.stripped_fields.append(field)
         self._inner.stripped(pool, field)
+
+    def moved(self, pool: str, reason: str) -> None:
+        self.moves.append((pool, reason))
+        self._inner.moved(pool, reason)
 
     def retry_refused(self, pool: str) -> None:
         self.refused_retries += 1

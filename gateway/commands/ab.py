@@ -1,0 +1,189 @@
+"""`forebay ab`: look at experiments, promote them, take them back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from .arguments import Commands
+
+_KEY = "FOREBAY_ADMIN_KEY"
+_URL = "http://127.0.0.1:8081"
+_CHANGES = {
+    "promote": "give the candidates the next stage's share; after the last stage, everything",
+    "pause": "keep the shares as they are; guardrails still roll back",
+    "resume": "let a paused experiment go on",
+    "rollback": "give everything back to the control",
+    "restart": "begin anew, with new counts",
+}
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    parser = commands.add_parser(
+        "ab",
+        help="look at A/B experiments, promote them, take them back",
+        description="Look at the experiments of a running gateway, promote them, take them back. "
+        f"{_KEY} holds the admin key, where there is one.",
+    )
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    status = inner.add_parser("status", help="where the experiments are")
+    status.add_argument("name", nargs="?", help="of this one only")
+    _ask(status)
+    status.set_defaults(run=show)
+    report = inner.add_parser("report", help="what an experiment has shown so far")
+    report.add_argument("name", help="which experiment")
+    report.add_argument(
+        "--html", metavar="FILE", type=Path, help="write one self-contained page to this file"
+    )
+    _ask(report)
+    report.set_defaults(run=tell)
+    for what, text in _CHANGES.items():
+        change = inner.add_parser(what, help=text, description=text.capitalize() + ".")
+        change.add_argument("name", help="which experiment")
+        if what in {"promote", "rollback"}:
+            change.add_argument("--arm", default="", help="which candidate; default: the only one")
+        _ask(change)
+        change.set_defaults(run=decide, what=what, arm="")
+
+
+def _ask(parser: ArgumentParser) -> None:
+    parser.add_argument("--admin", metavar="URL", default=_URL, help="the admin port (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def show(arguments: Namespace) -> int:
+    """Print where the experiments are."""
+    asked = _request("GET", arguments, "" if arguments.name is None else f"/{arguments.name}")
+    reports: list[dict[str, Any]] = asked.get("experiments", [asked])
+    if arguments.json:
+        return _print_json({"experiments": reports})
+    if not reports:
+        print("there are no experiments")
+    for report in reports:
+        print(_summary(report))
+    return 0
+
+
+def tell(arguments: Namespace) -> int:
+    """Print or write a report."""
+    report = _request("GET", arguments, f"/{arguments.name}")
+    if arguments.html is not None:
+        from forebay.gateway.experiments.report_page import page
+
+        arguments.html.write_text(page(report), encoding="utf-8")
+        print(f"wrote {arguments.html}", file=sys.stderr)
+    if arguments.json:
+        return _print_json(report)
+    if arguments.html is None:
+        print(_summary(report))
+        print(_effects(report))
+    return 0
+
+
+def decide(arguments: Namespace) -> int:
+    """Change an experiment and print where it is now."""
+    query = f"?arm={arguments.arm}" if arguments.arm else ""
+    report = _request("POST", arguments, f"/{arguments.name}/{arguments.what}{query}")
+    if arguments.json:
+        return _print_json(report)
+    print(_summary(report))
+    return 0
+
+
+def _print_json(value: object) -> int:
+    import json
+
+    print(json.dumps(value))
+    return 0
+
+
+def _request(method: str, arguments: Namespace, path: str) -> dict[str, Any]:
+    import httpx
+
+    from forebay.policies.contracts import ForebayError
+
+    key = os.environ.get(_KEY)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    url = f"{arguments.admin.rstrip('/')}/admin/v1/experiments{path}"
+    try:
+        answer = httpx.request(method, url, headers=headers, timeout=30.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ForebayError(f"{arguments.admin}: cannot be asked: {error}") from error
+    if answer.status_code != 200:
+        raise ForebayError(f"{arguments.admin}: answered {answer.status_code}: {_why(answer)}")
+    return answer.json()
+
+
+def _why(answer: Any) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "no reason told"
+
+
+def _summary(report: dict[str, Any]) -> str:
+    stages = report["stages"]
+    where = f", stage {report['stage'] + 1} of {len(stages)}" if stages else ""
+    lines = [f"{report['name']} (pool {report['pool']}): {report['phase']}{where}"]
+    rows = [("arm", "role", "share", "requests", "failed", "ttft p50", "ttft p99", "tpot p50")]
+    rows += [_arm_row(arm) for arm in report["arms"]]
+    lines += _table(rows)
+    lines += [_decided(each) for each in report["decisions"][-3:]]
+    return "\n".join(lines)
+
+
+def _arm_row(arm: dict[str, Any]) -> tuple[str, ...]:
+    ttft, tpot = arm["spreads"]["ttft"], arm["spreads"]["tpot"]
+    failed = arm["errors"] / arm["requests"] if arm["requests"] else 0.0
+    return (
+        *(arm["name"], arm["role"], f"{arm['share']:.0%}", str(arm["requests"]), f"{failed:.1%}"),
+        *(_seconds(ttft["p50"]), _seconds(ttft["p99"]), _seconds(tpot["p50"])),
+    )
+
+
+def _decided(decision: dict[str, Any]) -> str:
+    from datetime import UTC, datetime
+
+    at = datetime.fromtimestamp(decision["at"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    arm = f" {decision['arm']}" if decision["arm"] else ""
+    return f"  {at} {decision['who']}: {decision['what']}{arm}: {decision['why']}"
+
+
+def _effects(report: dict[str, Any]) -> str:
+    rows = [("measure", "arm", "candidate", "control", "effect", "interval", "margin", "verdict")]
+    rows += [_effect_row(each) for each in report["effects"] if each["where"] == "all"]
+    note = (
+        [] if report["same_mix"] else ["  the arms' mixes differ: see single classes and buckets"]
+    )
+    return "\n".join([*_table(rows), *note])
+
+
+def _effect_row(effect: dict[str, Any]) -> tuple[str, ...]:
+    share = effect["kind"] == "share"
+    form = "{:+.2%}".format if share else "x{:.3f}".format
+    value = "{:.2%}".format if share else "{:.4g}".format
+    high = "none" if effect["high"] is None else form(effect["high"])
+    margin = "" if effect["margin"] is None else f"{effect['margin']:.0%}"
+    return (
+        *(effect["measure"], effect["arm"], value(effect["candidate"]), value(effect["control"])),
+        *(form(effect["estimate"]), f"{form(effect['low'])} to {high}", margin),
+        effect["says_now"],
+    )
+
+
+def _seconds(value: float) -> str:
+    return "-" if not value else f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,70 @@
+"""Experiments of one process, kept in a folder: one JSON file each, replaced whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .store import ExperimentsAway, Kept, decode, encode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forebay.policies.experiments.ramp import State
+
+
+class FileStore:
+    """A folder. Each write is a new file that takes the old one's place, synced before it does."""
+
+    shared = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    async def load(self, name: str) -> Kept | None:
+        """See Store."""
+        return await asyncio.to_thread(self.read, name)
+
+    def read(self, name: str) -> Kept | None:
+        """Read at once, for commands that have no loop. Raises ExperimentsAway."""
+        try:
+            return decode(self._path(name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ExperimentsAway(f"{self._path(name)}: {error}") from error
+
+    async def save(self, name: str, kept: Kept) -> None:
+        """See Store."""
+        content = encode(kept)
+        try:
+            await asyncio.to_thread(self._replace, name, content)
+        except OSError as error:
+            raise ExperimentsAway(f"{self._folder}: {error.strerror or error}") from error
+
+    def _replace(self, name: str, content: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(name)
+        new = path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    async def decide(self, name: str, state: State) -> bool:  # noqa: ARG002 - the protocol's signature
+        """See Store: nobody else decides here; `save` writes the state."""
+        return True
+
+    async def leads(self) -> bool:
+        """See Store."""
+        return True
+
+    async def close(self) -> None:
+        """See Store."""

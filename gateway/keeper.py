@@ -1,0 +1,382 @@
+"""Counts what arms do, decides, and stores it.
+
+Nothing here is on a request's path: an ended request leaves an observation, and the clock's tick
+counts and judges. Where the store is shared, one replica holds the lease and decides for all on
+everybody's counts; each takes over the state within a second, and sends nothing more to a candidate
+that fails outright here without waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from forebay.policies.experiments.ramp import State, apply, by_hand, judge, outright
+from forebay.policies.experiments.tallies import Tallies
+
+from .experiments.observing import failed_observation, observe
+from .experiments.store import ExperimentsAway, Kept, stage_key, tallies_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from forebay.policies.contracts import Outcome
+    from forebay.policies.experiments.answers import ShadowTally
+    from forebay.policies.experiments.ramp import Decision, What
+    from forebay.policies.experiments.tallies import Observation
+
+    from .experiments.store import Store
+    from .intake import Inbound
+    from .trials import Assigned, Trial
+
+logger = logging.getLogger(__name__)
+audit = logging.getLogger("forebay.audit")
+
+JUDGE_S = 0.5
+"""Between two looks at counts that nothing bad was added to."""
+SAVE_S = 1.0
+_BACKLOG = 100_000
+
+
+class Live:
+    """One experiment as it runs."""
+
+    def __init__(self, trial: Trial, kept: Kept) -> None:
+        self.trial = trial
+        self.kept = kept
+        """State, and this replica's counts (where the store is not shared: all there are)."""
+        self.stages = {key: Tallies.from_rows(rows) for key, rows in kept.stages.items()}
+        self.others: dict[str, Tallies] = {}
+        """What other replicas have counted, by stage."""
+        self.others_shadow: dict[str, ShadowTally] = {}
+        """What copies showed there, by bucket."""
+        self.first: dict[str, float] = {}
+        """When each arm's first request ended here."""
+        self.judged = 0.0
+        self.fresh = self.unsaved = False
+        self.begins = False
+        """Its state is to take the place of one of other arms."""
+        trial.take(kept.state)
+
+    @property
+    def state(self) -> State:
+        """Where it is."""
+        return self.kept.state
+
+    def counts(self, key: str) -> Tallies:
+        """Return this replica's counts of a stage."""
+        found = self.stages.get(key)
+        if found is None:
+            found = self.stages[key] = Tallies()
+        return found
+
+    def together(self, key: str) -> Tallies:
+        """Return all replicas' counts of a stage."""
+        mine, others = self.counts(key), self.others.get(key)
+        if others is None:
+            return mine
+        whole = Tallies()
+        whole.merge(mine)
+        whole.merge(others)
+        return whole
+
+    def whole(self) -> Tallies:
+        """Return all counts of this run, all stages added up: for reports, not for tests."""
+        whole, run = Tallies(), f"{self.state.run}."
+        for key in {*self.stages, *self.others}:
+            if key.startswith(run):
+                whole.merge(self.together(key))
+        return whole
+
+    def take(self, state: State) -> None:
+        """Take a state."""
+        self.kept.state = state
+        self.trial.take(state)
+        self.unsaved = True
+
+    def packed(self) -> Kept:
+        """Return what is to be stored."""
+        self.kept.stages = {key: tallies.as_rows() for key, tallies in self.stages.items()}
+        return self.kept
+
+
+class Keeper:
+    """All experiments of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        now: Callable[[], float],
+        clock: Callable[[], float] = time.time,
+        stopped: Callable[[Trial, str, str], None] = lambda _trial, _arm, _why: None,
+    ) -> None:
+        """Begin with nothing; `stopped` is told of a candidate that is taken back, and why."""
+        self.live: dict[str, Live] = {}
+        self.store = store
+        self.away = False
+        self.dropped = 0
+        """Observations that nobody had time for."""
+        self.targets: Mapping[str, tuple[float, float]] = {}
+        self._now = now
+        self._clock = clock
+        self._stopped = stopped
+        self._seen: deque[tuple[str, str, Observation]] = deque()
+        self._exchange: asyncio.Task[None] | None = None
+        self._exchanged = 0.0
+        self._changes = asyncio.Lock()
+
+    # -- what is told ----------------------------------------------------------------------------
+
+    def settled(self, inbound: Inbound, outcome: Outcome) -> None:
+        """Take the outcome of a request that takes part."""
+        assigned = inbound.trial
+        assert assigned is not None
+        if assigned.done:
+            return
+        assigned.done = True
+        live = self.live.get(assigned.trial.name)
+        if live is None:
+            return
+        seen = observe(
+            outcome,
+            assigned.arm,
+            prompt_tokens=inbound.request.prompt_tokens_estimate,
+            targets=self.targets,
+            cold=self._is_cold(live, assigned),
+        )
+        if seen is not None:
+            self._note(assigned, seen)
+
+    def failed(self, assigned: Assigned, sla: str, prompt_tokens: int) -> None:
+        """Take in that an arm could not serve a request, which goes elsewhere now."""
+        if not assigned.done:
+            assigned.done = True
+            self._note(assigned, failed_observation(assigned.arm, sla, prompt_tokens))
+
+    def _is_cold(self, live: Live, assigned: Assigned) -> bool:
+        now = self._now()
+        first = live.first.setdefault(assigned.arm, now)
+        return now - first < assigned.trial.section.warmup
+
+    def _note(self, assigned: Assigned, seen: Observation) -> None:
+        if len(self._seen) >= _BACKLOG:
+            self.dropped += 1
+            return
+        self._seen.append((assigned.trial.name, assigned.stage, seen))
+        if seen.errors and assigned.candidate:
+            self._look_at_once(assigned)
+
+    def _look_at_once(self, assigned: Assigned) -> None:
+        """Stop a candidate that fails outright with this very request, not at the next tick."""
+        self._fold()
+        live = self.live.get(assigned.trial.name)
+        if live is None or live.trial is not assigned.trial or assigned.stage != live.trial.stage:
+            return
+        plan, counts = live.trial.plan, live.counts(assigned.stage)
+        why = outright(plan, counts, assigned.arm)
+        if not why or not dict(live.trial.weights).get(assigned.arm):
+            return  # nothing is wrong, or it is stopped already
+        if self.store.shared:
+            logger.warning(
+                "an arm gets nothing more here until it is decided for all",
+                extra={"experiment": live.trial.name, "arm": assigned.arm, "reason": why},
+            )
+            live.trial.weights = tuple(
+                (arm, 0.0 if arm == assigned.arm else weight) for arm, weight in live.trial.weights
+            )
+            self._exchanged = 0.0
+        else:
+            self._judge(live)
+
+    def _fold(self) -> None:
+        while self._seen:
+            name, stage, seen = self._seen.popleft()
+            live = self.live.get(name)
+            if live is not None:
+                live.counts(stage).add(seen)
+                live.fresh = live.unsaved = True
+
+    # -- by the clock ----------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Count, judge, and store what is due."""
+        self._fold()
+        if not self.store.shared:
+            for live in self.live.values():
+                if now - live.judged >= JUDGE_S and (live.fresh or live.trial.down()):
+                    live.judged = now
+                    self._judge(live)
+        if now - self._exchanged >= SAVE_S and (self._exchange is None or self._exchange.done()):
+            self._exchanged = now
+            self._exchange = asyncio.get_running_loop().create_task(self._store_all())
+
+    def _judge(self, live: Live) -> None:
+        """Decide what is to be decided; where nobody else may."""
+        live.fresh = False
+        while (decision := self._next(live)) is not None:
+            self._take(live, apply(live.trial.plan, live.state, decision), decision)
+
+    def _next(self, live: Live) -> Decision | None:
+        key = stage_key(live.state)
+        down = live.trial.down()
+        return judge(live.trial.plan, live.state, live.together(key), self._clock(), down=down)
+
+    def _take(self, live: Live, state: State, decision: Decision) -> None:
+        live.take(state)
+        _tell(live.trial.name, decision)
+        if decision.what == "roll back":
+            self._stopped(live.trial, decision.arm, decision.why)
+
+    async def _store_all(self) -> None:
+        try:
+            for live in tuple(self.live.values()):
+                await self._store(live)
+        except ExperimentsAway as error:
+            self._lost(str(error))
+        else:
+            self._found()
+
+    async def _store(self, live: Live) -> None:
+        if live.unsaved or self.store.shared:
+            live.unsaved = False
+            try:
+                await self.store.save(live.trial.name, live.packed())
+            except ExperimentsAway:
+                live.unsaved = True
+                raise
+        if self.store.shared:
+            await self._follow(live)
+
+    async def _follow(self, live: Live) -> None:
+        """Take over what the others did, and decide where this replica is the one to."""
+        async with self._changes:
+            if live.begins and await self.store.decide(live.trial.name, live.state):
+                live.begins = False
+            await self._reread(live)
+            while await self.store.leads() and (decision := self._next(live)) is not None:
+                if not await self._commit(live, decision):
+                    return
+
+    async def _reread(self, live: Live) -> None:
+        kept = await self.store.load(live.trial.name)
+        if kept is None:
+            return
+        key = stage_key(kept.state)
+        live.others = {each: tallies_of(kept, each) for each in kept.stages}
+        live.others_shadow = kept.shadow
+        live.fresh = live.fresh or bool(live.others.get(key))
+        if kept.state != live.state:
+            gone = set(kept.state.out) - set(live.state.out)
+            live.take(kept.state)
+            for arm in gone:
+                self._stopped(live.trial, arm, kept.state.log[-1].why if kept.state.log else "")
+
+    async def _commit(self, live: Live, decision: Decision) -> bool:
+        state = apply(live.trial.plan, live.state, decision)
+        if not await self.store.decide(live.trial.name, state):
+            return False  # another was first
+        self._take(live, state, decision)
+        return True
+
+    def _lost(self, why: str) -> None:
+        if not self.away:
+            logger.warning("experiments cannot be stored; they go on here", extra={"reason": why})
+        self.away = True
+
+    def _found(self) -> None:
+        if self.away:
+            logger.info("experiments are stored again")
+        self.away = False
+
+    # -- from outside ----------------------------------------------------------------------------
+
+    async def start(self, trials: Iterable[Trial]) -> None:
+        """Take up the experiments where they were left."""
+        for trial in trials:
+            try:
+                kept = await self.store.load(trial.name)
+            except ExperimentsAway as error:
+                self._lost(str(error))
+                kept = None
+            self._add(trial, kept)
+
+    def configure(self, trials: Iterable[Trial]) -> None:
+        """Take other experiments; those that go on by name keep their state and counts."""
+        before, self.live = self.live, {}
+        for trial in trials:
+            known = before.get(trial.name)
+            self._add(trial, None if known is None else known.packed(), ours=True)
+            if known is not None:
+                self.live[trial.name].first = known.first
+
+    def _add(self, trial: Trial, kept: Kept | None, *, ours: bool = False) -> None:
+        begins = kept is not None and not _fits(trial, kept.state)
+        if kept is None or begins:
+            kept = Kept(state=_anew(kept, self._clock()))
+        elif self.store.shared and not ours:
+            kept = Kept(state=kept.state)  # the counts are the others', or an earlier process's
+        self.live[trial.name] = live = Live(trial, kept)
+        live.begins = begins
+        live.unsaved = live.fresh = True
+
+    async def decide(self, name: str, what: What, *, arm: str, who: str) -> State:
+        """Do what a person asks for.
+
+        Raises LookupError for a name that is none, ValueError for what makes no sense now, and
+        ExperimentsAway.
+        """
+        live = self.live[name]
+        async with self._changes:
+            for _ in range(3):
+                if self.store.shared:
+                    await self._reread(live)
+                state = live.state
+                now = self._clock()
+                decision = by_hand(live.trial.plan, state, what, arm=arm, who=who, now=now)
+                if not self.store.shared:
+                    self._take(live, apply(live.trial.plan, state, decision), decision)
+                    await self.store.save(name, live.packed())
+                    return live.state
+                if await self._commit(live, decision):
+                    return live.state
+        raise ExperimentsAway("other replicas decide at the same time; try again")
+
+    async def close(self) -> None:
+        """Store what is left."""
+        if self._exchange is not None:
+            await asyncio.gather(self._exchange, return_exceptions=True)
+        self._fold()
+        await self._store_all()
+        await self.store.close()
+
+
+def _anew(kept: Kept | None, now: float) -> State:
+    """Return a first state; after one of other arms, its counts are another run's."""
+    if kept is None:
+        return State(since=now)
+    return State(since=now, run=kept.state.run + 1, version=kept.state.version + 1)
+
+
+def _fits(trial: Trial, state: State) -> bool:
+    """Whether a state is one of these arms'."""
+    known = set(trial.plan.candidates)
+    return set(state.out) <= known and (not state.winner or state.winner in known)
+
+
+def _tell(name: str, decision: Decision) -> None:
+    audit.info(
+        "experiment decision",
+        extra={
+            "action": decision.what,
+            "who": decision.who,
+            "experiment": name,
+            "arm": decision.arm,
+            "stage": decision.stage,
+            "requests": decision.requests,
+            "reason": decision.why,
+        },
+    )

@@ -1,0 +1,152 @@
+"""Whatever keeps experiments: a folder, or Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from forebay.gateway.experiments.store import ExperimentsAway, Kept, Store, tallies_of
+from forebay.gateway.experiments.store_file import FileStore
+from forebay.gateway.experiments.store_redis import RedisExperiments
+from forebay.policies.experiments.answers import ShadowTally
+from forebay.policies.experiments.ramp import Decision, State
+from forebay.policies.experiments.tallies import Cell, Observation, Tallies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import RedisServer, Run
+
+
+def counted(*arms: str) -> dict[str, list[tuple[str, str, int, object]]]:
+    tallies = Tallies()
+    for arm in arms:
+        tallies.add(Observation(arm, Cell("fast", 1), ttft=0.5))
+    return {"0.0": tallies.as_rows()}  # type: ignore[dict-item] - rows
+
+
+def state(version: int) -> State:
+    decision = Decision(at=1.0, what="pause", why="by hand", who="ops")
+    return State(phase="paused", since=1.0, log=(decision,), version=version)
+
+
+@pytest.fixture(params=["file", "redis"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Make stores of the same place, as processes one after the other would."""
+    if request.param == "file":
+        return lambda: FileStore(tmp_path / "kept")
+    server: RedisServer = request.getfixturevalue("redis_server")
+    prefix = uuid4().hex
+    return lambda: RedisExperiments(server.url, prefix=prefix, lease_s=1.0)
+
+
+def test_what_was_saved_is_there_for_the_next_process(run: Run, make: Callable[[], Store]):
+    async def main() -> None:
+        one = make()
+        assert await one.load("x") is None
+        shadow = {"to-512": ShadowTally(copies=3, exact=2)}
+        kept = Kept(state=state(0), stages=counted("a", "a", "b"), shadow=shadow)  # type: ignore[arg-type] - rows
+        await one.save("x", kept)
+        await one.close()
+        two = make()
+        found = await two.load("x")
+        assert found is not None
+        assert (found.state, found.shadow) == (state(0), shadow)
+        tallies = tallies_of(found, "0.0")
+        assert (tallies.requests("a"), tallies.requests("b")) == (2, 1)
+        assert tallies.of("a", Cell("fast", 1)).ttft.count == 2
+        await two.close()
+
+    run(main())
+
+
+def test_names_do_not_mix(run: Run, make: Callable[[], Store]):
+    async def main() -> None:
+        store = make()
+        await store.save("x", Kept(state=state(0)))
+        assert await store.load("y") is None
+        await store.close()
+
+    run(main())
+
+
+class TestShared:
+    """Only Redis is shared by replicas."""
+
+    @staticmethod
+    def stores(server: RedisServer) -> tuple[RedisExperiments, RedisExperiments]:
+        prefix = uuid4().hex
+        return (
+            RedisExperiments(server.url, prefix=prefix, lease_s=0.2),
+            RedisExperiments(server.url, prefix=prefix, lease_s=0.2),
+        )
+
+    def test_counts_of_others_add_up_and_ones_own_are_not_read_back(
+        self, run: Run, redis_server: RedisServer
+    ):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            await one.save("x", Kept(stages=counted("a")))  # type: ignore[arg-type] - rows
+            await two.save("x", Kept(stages=counted("a", "b")))  # type: ignore[arg-type] - rows
+            await two.save("x", Kept(stages=counted("a", "b", "b")))  # type: ignore[arg-type] - rows
+            by_one, by_two = await one.load("x"), await two.load("x")
+            assert by_one is not None
+            assert by_two is not None
+            mine, theirs = tallies_of(by_one, "0.0"), tallies_of(by_two, "0.0")
+            assert (mine.requests("a"), mine.requests("b")) == (1, 2)
+            assert (theirs.requests("a"), theirs.requests("b")) == (1, 0)
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    def test_of_two_decisions_on_one_version_one_counts(self, run: Run, redis_server: RedisServer):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            await one.save("x", Kept(state=state(0)))
+            won = await asyncio.gather(one.decide("x", state(1)), two.decide("x", state(1)))
+            assert sorted(won) == [False, True]
+            assert await two.decide("x", state(2))
+            found = await one.load("x")
+            assert found is not None
+            assert found.state.version == 2
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    def test_one_leads_and_the_other_takes_over_when_it_is_gone(
+        self, run: Run, redis_server: RedisServer
+    ):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            assert [await one.leads(), await two.leads(), await one.leads()] == [True, False, True]
+            async with asyncio.timeout(5):
+                while not await two.leads():  # noqa: ASYNC110 - the server's clock is waited for
+                    await asyncio.sleep(0.02)
+            assert not await one.leads()
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    def test_a_server_that_is_gone_is_said_so(self, run: Run):
+        async def main() -> None:
+            store = RedisExperiments("redis://127.0.0.1:1/0")
+            for asked in (store.load("x"), store.leads(), store.decide("x", state(1))):
+                with pytest.raises(ExperimentsAway):
+                    await asked
+            await store.close()
+
+        run(main())
+
+
+def test_a_file_that_is_no_such_file_is_said_so(run: Run, tmp_path: Path):
+    (tmp_path / "x.json").write_text("{")
+
+    async def main() -> None:
+        with pytest.raises(ExperimentsAway, match=r"x\.json"):
+            await FileStore(tmp_path).load("x")
+
+    run(main())
