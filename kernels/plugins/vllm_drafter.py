@@ -1,0 +1,160 @@
+# pyright: basic, reportMissingImports=false
+# (vLLM and torch are not installed where types are checked)
+"""vLLM's `custom_class` drafter: prompt lookup, suffix automaton and store in one.
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
+        "model": "forebay.kernels.plugins.vllm_drafter.ForebayDrafter"}'
+        --additional-config '{"forebay": {"store": "answers.store"}}'
+
+vLLM hands over rows of token ids and no names, so a row is recognised by its tokens: it goes on
+where a history ended, at the same row as in the step before or, after rows moved, at another. The
+drafter runs on the CPU between two steps and makes vLLM use its older model runner. Drafts change
+no output, only how many tokens a step yields.
+
+vLLM says nothing of tenants either. A store given here is read for every request of this engine, so
+it must hold one tenant's answers, or answers that the tenants of this engine share.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from forebay.kernels.speculative.drafter import Drafter, History
+from forebay.kernels.speculative.store import StoreReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ForebayDrafter", "Rows", "settings_of"]
+
+logger = logging.getLogger("vllm.forebay.speculative")
+
+_KEYS = {"store", "row_budget", "worth", "min_match"}
+_TAIL = 32  # last tokens of a history that a row must still hold
+
+
+def settings_of(vllm_config: Any) -> dict[str, Any]:
+    """Read `forebay` of --additional-config, or the JSON in FOREBAY_DRAFTER.
+
+    Raises ValueError for a key that the drafter does not have.
+    """
+    additional = getattr(vllm_config, "additional_config", None)
+    given = additional.get("forebay") if isinstance(additional, dict) else None
+    if given is None:
+        given = json.loads(os.environ.get("FOREBAY_DRAFTER") or "{}")
+    if not isinstance(given, dict):
+        raise ValueError("the drafter's settings must be a JSON object")  # noqa: TRY004 - a value
+    if unknown := sorted(set(given) - _KEYS):
+        raise ValueError(f"the drafter has no setting '{unknown[0]}', there are {sorted(_KEYS)}")
+    return given
+
+
+class Rows:
+    """Keep the histories of the batch's rows from step to step, whatever row they move to."""
+
+    def __init__(self) -> None:
+        self._of_row: list[History | None] = []
+
+    def take(self, rows: Sequence[tuple[Any, int, Sequence[int]]]) -> list[History | None]:
+        """Return each row's history, brought up to date; None for rows without new tokens.
+
+        Each row is its token ids (anything with `tobytes` when sliced, 4 bytes a token), how many
+        of them are the request's, and the newest of them. Histories of rows that are gone are let
+        go.
+        """
+        before, left = self._of_row, dict.fromkeys(range(len(self._of_row)))
+        now: list[History | None] = [None] * len(rows)
+        moved: list[int] = []
+        for row, (ids, count, new) in enumerate(rows):
+            if not new:
+                # A row in prefill, or one that this step left out, keeps what is known of it.
+                if row < len(before) and self._goes_on(before[row], ids, count, ()):
+                    now[row] = before[row]
+                    left.pop(row, None)
+            elif row < len(before) and self._goes_on(before[row], ids, count, new):
+                now[row] = before[row]
+                left.pop(row, None)
+            else:
+                moved.append(row)
+        for row in moved:
+            ids, count, new = rows[row]
+            found = next((at for at in left if self._is(before[at], ids, count, new)), None)
+            now[row] = _start(ids, count, new) if found is None else before[found]
+            left.pop(found, None)
+        self._of_row = now
+        return [history if new else None for history, (_, _, new) in zip(now, rows, strict=True)]
+
+    @staticmethod
+    def _goes_on(history: History | None, ids: Any, count: int, new: Sequence[int]) -> bool:
+        if history is None or len(history.tokens) != count - len(new):
+            return False
+        known = history.tokens
+        start = max(0, len(known) - _TAIL)
+        return (
+            ids[start : len(known)].tobytes() == known[start:].tobytes()
+            and ids[:_TAIL].tobytes()[: len(known) * 4] == known[:_TAIL].tobytes()
+        )
+
+    def _is(self, history: History | None, ids: Any, count: int, new: Sequence[int]) -> bool:
+        """Compare every token: rows that moved are rare, and requests may begin and end alike."""
+        return (
+            history is not None
+            and self._goes_on(history, ids, count, new)
+            and ids[: len(history.tokens)].tobytes() == history.tokens.tobytes()
+        )
+
+
+def _start(ids: Any, count: int, new: Sequence[int]) -> History:
+    return History(array("I", ids[: count - len(new)].tobytes()))
+
+
+class ForebayDrafter:
+    """What vLLM makes once in its worker and asks after every step."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        settings = settings_of(vllm_config)
+        store = settings.pop("store", None)
+        self._reader = StoreReader(store) if store else None
+        self._max_tokens = int(vllm_config.model_config.max_model_len)
+        self._rows = Rows()
+        self._drafter = Drafter(
+            most=int(vllm_config.speculative_config.num_speculative_tokens),
+            store=self._reader.contexts if self._reader else None,
+            **settings,
+        )
+        logger.info("forebay drafts: store %s, %s", store or "none", settings or "defaults")
+
+    def load_model(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is no model to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Guess for each row of the batch; an empty list where nothing is worth guessing.
+
+        sampled_token_ids: what each row's last step yielded; num_tokens_no_spec `[rows]`: tokens of
+        prompt and answer, those included; token_ids_cpu `[rows, max_model_len]` int32.
+        """
+        del slot_mappings
+        rows = [
+            (token_ids_cpu[row], int(num_tokens_no_spec[row]), new)
+            for row, new in enumerate(sampled_token_ids)
+        ]
+        drafter, drafts = self._drafter, list[list[int]]()
+        for history, (_, count, new) in zip(self._rows.take(rows), rows, strict=True):
+            if history is None:
+                drafts.append([])
+                continue
+            drafter.settle(history, new)
+            history.extend(new)
+            room = self._max_tokens - count - 1
+            drafts.append(drafter.propose(history, rows=len(rows), room=room))
+        return drafts

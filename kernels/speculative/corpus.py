@@ -1,0 +1,111 @@
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+"""Files of tokenised text: what heads are trained on and stores are built from.
+
+JSON lines, each `{"tokens": [...], "answer_from": 12, "day": 20786, "tenant": "acme"}`; only
+`tokens` is needed. answer_from: how many of them are the prompt; day: days since 1970. Or raw
+little-endian 32-bit tokens (a name that ends in .tokens), texts parted by 0xFFFFFFFF.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .contexts import SEPARATOR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["Corpus", "Text", "read_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One prompt with its answer."""
+
+    tokens: array[int]
+    answer_from: int = 0
+    day: int = 0
+    tenant: str = ""
+
+
+def read_texts(paths: Iterable[Path]) -> Iterator[Text]:
+    """Read files of either kind; raises ValueError with file and line for what cannot be read."""
+    for path in paths:
+        yield from _raw(path) if path.suffix == ".tokens" else _lines(path)
+
+
+def _raw(path: Path) -> Iterator[Text]:
+    raw = path.read_bytes()
+    if len(raw) % 4:
+        raise ValueError(f"{path} holds {len(raw)} bytes, which is no whole number of tokens")
+    tokens, start = array("I", raw), 0
+    while start < len(tokens):
+        try:
+            end = tokens.index(SEPARATOR, start)
+        except ValueError:
+            end = len(tokens)
+        if end > start:
+            yield Text(tokens[start:end])
+        start = end + 1
+
+
+def _lines(path: Path) -> Iterator[Text]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _text(line, f"{path}:{number}")
+
+
+def _text(line: str, where: str) -> Text:
+    try:
+        told: dict[str, Any] = json.loads(line)
+        tokens = array("I", told["tokens"])
+        day, start = int(told.get("day", 0)), int(told.get("answer_from", 0))
+        return Text(tokens, start, day, str(told.get("tenant", "")))
+    except KeyError:
+        raise ValueError(
+            f"{where}: no 'tokens'; `forebay spec tokens` makes them from text"
+        ) from None
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+class Corpus:
+    """Texts end to end, cut into windows for training; prompts are read but not learnt from."""
+
+    def __init__(self, texts: Iterable[Text], *, end: int | None = None) -> None:
+        tokens, learnt = array("I"), bytearray()
+        for text in texts:
+            tokens.extend(text.tokens)
+            learnt += bytes(text.answer_from) + b"\x01" * (len(text.tokens) - text.answer_from)
+            if end is not None:
+                tokens.append(end)
+                learnt.append(1)
+        if not tokens:
+            raise ValueError("the data holds no tokens")
+        self.tokens = torch.frombuffer(tokens, dtype=torch.int32).clone()
+        self.learnt = torch.frombuffer(learnt, dtype=torch.uint8).bool().clone()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def counts(self, vocab: int) -> torch.Tensor:
+        """How often each token is part of an answer, `[vocab]`."""
+        return torch.bincount(self.tokens[self.learnt].long(), minlength=vocab)
+
+    def windows(
+        self, rows: int, length: int, rng: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random windows: tokens int64 and which are learnt from, both `[rows, length]`."""
+        if len(self.tokens) <= length:
+            raise ValueError(f"the data holds {len(self.tokens)} tokens, windows need {length + 1}")
+        starts = torch.randint(len(self.tokens) - length, (rows, 1), generator=rng)
+        at = starts + torch.arange(length)
+        return self.tokens[at].long(), self.learnt[at]

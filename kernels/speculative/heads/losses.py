@@ -1,0 +1,159 @@
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+"""What each kind of head is trained for, on one batch of windows.
+
+Each loss gets the target's states and logits for the same windows, and returns the loss with the
+share of places at which the head's first choice is the target's, one for each step ahead: given
+that the steps before were right, that is the acceptance at temperature 0 on this text.
+
+EAGLE-3 goes on from its own output for several unrolls, as it will when drafting (training-time
+test). In unroll j the query of place t sees the first unroll's keys up to t and, of the later ones,
+only those of its own place: a diagonal, so keys and values are not kept n-fold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from forebay.kernels.speculative.llama import causal
+
+if TYPE_CHECKING:
+    from forebay.kernels.speculative.llama import Llama
+
+    from .eagle import Eagle1Head, Eagle3Head
+    from .medusa import MedusaHeads
+
+__all__ = ["Batch", "Unrolled", "eagle1_loss", "eagle3_loss", "medusa_loss"]
+
+_FADE = 0.8  # weight of each step ahead against the one before
+_NOISE = 0.2  # amplitude of the noise on EAGLE-1's features
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Windows and what the target made of them.
+
+    tokens, learnt `[rows, length]`; states: of each wanted layer, or the last normed ones, `[rows,
+    length, hidden]`; logits `[rows, length, vocab]`.
+    """
+
+    tokens: torch.Tensor
+    learnt: torch.Tensor
+    states: list[torch.Tensor]
+    logits: torch.Tensor
+
+
+class Unrolled:
+    """Attention over unrolls; call once an unroll, with that unroll's query, key and value."""
+
+    def __init__(self) -> None:
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attend; rows, tokens, heads, dim in this order."""
+        group = q.shape[2] // k.shape[2]
+        k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+        self._keys.append(k)
+        self._values.append(v)
+        if len(self._keys) == 1:
+            return causal(q, k, v)
+        scale = q.shape[3] ** -0.5
+        first = torch.einsum("bthd,bshd->bhts", q, self._keys[0]) * scale
+        hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+        first = first.masked_fill(hidden, float("-inf"))
+        own = [(q * key).sum(-1).transpose(1, 2)[..., None] * scale for key in self._keys[1:]]
+        weights = torch.cat([first, *own], -1).float().softmax(-1).to(q.dtype)
+        length = q.shape[1]
+        out = torch.einsum("bhts,bshd->bthd", weights[..., :length], self._values[0])
+        for step, value in enumerate(self._values[1:]):
+            out = out + weights[..., length + step].transpose(1, 2)[..., None] * value
+        return out
+
+
+def _shift(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """Move dim 1 forward, so that place t holds what t + steps held; the end repeats."""
+    return torch.cat((x[:, steps:], x[:, -1:].expand(-1, steps, *x.shape[2:])), 1) if steps else x
+
+
+def _soft(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of logits with wanted logits' softmax, one a place."""
+    return -(wanted.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
+
+
+def _mean(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    return (x * keep).sum() / keep.sum().clamp(min=1)
+
+
+def _room(tokens: torch.Tensor, learnt: torch.Tensor, ahead: int) -> torch.Tensor:
+    """Mark places whose token `ahead` places on lies in the window and is learnt from."""
+    keep = _shift(learnt, ahead).clone()
+    keep[:, tokens.shape[1] - ahead :] = False
+    return keep
+
+
+def eagle3_loss(
+    head: Eagle3Head, target: Llama, batch: Batch, *, unrolls: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Soft cross-entropy with the target over the draft vocabulary, over unrolls that fade."""
+    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    embeds = target.embed_tokens(tokens)
+    feature, attend = head.first_features(batch.states), Unrolled()
+    kept_ids = head.to_target(torch.arange(len(head.d2t), device=tokens.device))
+    first = logits.argmax(-1)
+    loss, right = tokens.new_zeros((), dtype=torch.float32), []
+    so_far = torch.ones_like(learnt)
+    for step in range(unrolls):
+        feature = head(_shift(embeds, step + 1), feature, places + step, attend)
+        guessed = head.logits(feature)
+        wanted, best = _shift(logits[..., kept_ids], step + 1), _shift(first, step + 1)
+        room = _room(tokens, learnt, step + 2)
+        loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room & head.t2d[best])
+        hit = head.to_target(guessed.argmax(-1)) == best
+        right.append(_mean(hit.float(), room & so_far))
+        # The text must be the target's own choice too, or the next step drafts from another text.
+        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
+    return loss, right
+
+
+def eagle1_loss(
+    head: Eagle1Head, target: Llama, batch: Batch, *, unrolls: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Smooth L1 between next states, and a tenth of soft cross-entropy; one step ahead."""
+    del unrolls
+    tokens, logits = batch.tokens, batch.logits
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    feature = head.first_features(batch.states)
+    amplitude = _NOISE * 512 / tokens.shape[1]
+    noisy = feature + (torch.rand_like(feature) - 0.5) * amplitude
+    state = head(_shift(target.embed_tokens(tokens), 1), noisy, places, causal)
+    guessed = head.logits(state, target)
+    room = _room(tokens, batch.learnt, 2)
+    apart = F.smooth_l1_loss(state.float(), _shift(feature, 1).float(), reduction="none").mean(-1)
+    wanted = _shift(logits, 1)
+    hit = guessed.argmax(-1) == wanted.argmax(-1)
+    loss = _mean(apart, room) + 0.1 * _mean(_soft(guessed, wanted), room)
+    return loss, [_mean(hit.float(), room)]
+
+
+def medusa_loss(
+    head: MedusaHeads, target: Llama, batch: Batch, *, unrolls: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Soft cross-entropy of each head with the target at the place that the head guesses for."""
+    del target, unrolls
+    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
+    loss, right = tokens.new_zeros((), dtype=torch.float32), []
+    first, so_far = logits.argmax(-1), torch.ones_like(learnt)
+    for step, guessed in enumerate(head(batch.states[-1])):
+        room = _room(tokens, learnt, step + 2)
+        wanted, best = _shift(logits, step + 1), _shift(first, step + 1)
+        loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room)
+        hit = guessed.argmax(-1) == best
+        right.append(_mean(hit.float(), room & so_far))
+        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
+    return loss, right

@@ -1,0 +1,143 @@
+"""A file of past answers, searchable by context: the retrieval store of REST.
+
+Layout, little-endian unless said: 8 bytes `fbstore1`, 4 bytes length of a JSON head, the head (how
+many tokens and answers, when built, from which tokenizer), padding to 64 bytes; then the text and
+the order of `contexts.Contexts`: 4 + 4 bytes a token. A file is never changed in place: it is
+written anew beside and renamed, so that engines that have it mapped go on reading the old one, and
+notice the new one within seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from array import array
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .contexts import SEPARATOR, TOKEN_BYTES, Contexts, sort_contexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Head", "StoreReader", "answers_of", "open_store", "write_store"]
+
+_MAGIC = b"fbstore1"
+_LOOK_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a store says of itself; ages are days since 1970, one an answer, oldest first."""
+
+    tokens: int
+    answers: int
+    places: int
+    tokenizer: str
+    days: tuple[int, ...]
+
+
+def write_store(path: Path, answers: Iterable[tuple[int, list[int]]], *, tokenizer: str) -> Head:
+    """Sort answers, each a day and its tokens, into a file; replaces one that is there, at once."""
+    text = array("I", [SEPARATOR])
+    days: list[int] = []
+    for day, tokens in answers:
+        text.extend(tokens)
+        text.append(SEPARATOR)
+        days.append(day)
+    turned, order = sort_contexts(text)
+    head = Head(len(text), len(days), len(order), tokenizer, tuple(days))
+    told = json.dumps(asdict(head)).encode()
+    start = _MAGIC + len(told).to_bytes(4, "little") + told
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(start + bytes(-len(start) % 64) + turned)
+            order.tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return head
+
+
+def open_store(path: Path) -> tuple[Head, Contexts, memoryview]:
+    """Map a store: what it says of itself, its contexts, its text.
+
+    Raises ValueError for a file that is not one or is cut short, OSError when it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:
+            raise ValueError(f"{path} is empty, build it with `forebay spec store build`") from None
+    if view[:8] != _MAGIC:
+        raise ValueError(f"{path} is no store, build one with `forebay spec store build`")
+    size = int.from_bytes(view[8:12], "little")
+    try:
+        told = json.loads(view[12 : 12 + size].tobytes())
+        head = Head(**{**told, "days": tuple(told["days"])})
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path} has a damaged head, build it again") from None
+    start = -(-(12 + size) // 64) * 64
+    middle = start + head.tokens * TOKEN_BYTES
+    end = middle + head.places * TOKEN_BYTES
+    if len(view) != end:
+        raise ValueError(f"{path} holds {len(view)} bytes where {end} are due, build it again")
+    text = view[start:middle]
+    return head, Contexts(text, view[middle:end].cast("I")), text
+
+
+def answers_of(head: Head, text: memoryview) -> Iterator[tuple[int, list[int]]]:
+    """Give back the answers, oldest first, each with its day."""
+    tokens = array("I", text.tobytes())
+    tokens.byteswap()
+    tokens.reverse()
+    start = 1
+    for day in head.days:
+        end = tokens.index(SEPARATOR, start)
+        yield day, tokens[start:end].tolist()
+        start = end + 1
+
+
+class StoreReader:
+    """A store as a drafter reads it: mapped, and mapped again when the file was replaced.
+
+    A file that goes away or is damaged leaves the last good one in place. A new one is looked for
+    every two seconds at most.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = Path(path)
+        self._clock = clock
+        self._mark = self._identity()
+        self._contexts = open_store(self._path)[1]
+        self._next = clock() + _LOOK_AGAIN_S
+
+    def contexts(self) -> Contexts:
+        """Return the newest good contexts."""
+        if self._clock() >= self._next:
+            self._look()
+        return self._contexts
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            told = self._path.stat()
+        except OSError:
+            return None
+        return told.st_ino, told.st_mtime_ns
+
+    def _look(self) -> None:
+        self._next = self._clock() + _LOOK_AGAIN_S
+        mark = self._identity()
+        if mark in (None, self._mark):
+            return
+        self._mark = mark
+        try:
+            self._contexts = open_store(self._path)[1]
+        except (OSError, ValueError):
+            return
