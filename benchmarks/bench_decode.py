@@ -11,6 +11,7 @@ one ends the run. Peers are skipped with a printed reason.
 """
 
 import argparse
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -383,6 +384,9 @@ def table(report: Report, peers: list[str], page: int) -> None:
             model=model, kv=kv, q=q, batch=batch, length=length or "ragged", page=page,
             floor_us=floor, us=best, of_floor=floor / best, error=whole, **row, **others,
             of_best_peer=quickest / best if quickest else "",
+            num_stages=decode_config(
+                query=sets[0][0], cache=sets[0][1], max_query_len=q
+            ).num_stages,
         )  # fmt: skip
 
 
@@ -395,10 +399,11 @@ def main() -> None:
     options = parser.parse_args()
     kinds = dict.fromkeys((model, kv, q) for model, kv, q, _, _ in TABLE)
     thunks = []
-    for model, kv, q in kinds:
+    for (model, kv, q), batch in itertools.product(kinds, (8, 128)):
         query, cache = tensors(model, page=options.page, pages=1, kv=kv, device="meta")
+        cache = replace(cache, seq_lens=torch.empty(batch, dtype=torch.int32, device="meta"))
         config = decode_config(query=query, cache=cache, max_query_len=q)
-        thunks.append(meta_call(model, page=options.page, batch=8, q=q, kv=kv, config=config))
+        thunks.append(meta_call(model, page=options.page, batch=batch, q=q, kv=kv, config=config))
     precompile(thunks)
     report = Report("decode", options.out)
     try:

@@ -22,6 +22,7 @@ __all__ = [
     "device_key",
     "next_power_of_2",
     "sm_count",
+    "starts_early",
 ]
 
 LOG2E = math.log2(math.e)
@@ -45,6 +46,14 @@ def sm_count(device: torch.device) -> int:
     if device.type != "cuda":
         return 132 if device.type == "meta" else 4
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one ahead has ended (Hopper and later)."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "meta"
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.host import check, next_power_of_2
+from forebay.kernels._common.host import check, next_power_of_2, starts_early
 
 __all__ = ["write_cache"]
 
@@ -151,7 +151,7 @@ def write_cache(
         return
     heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
     block_d, block_v = next_power_of_2(dim), next_power_of_2(value_dim)
-    use_pdl = key.device.type != "cpu"
+    use_pdl = starts_early(key.device)
     block_h = min(next_power_of_2(heads), max(1, 2048 // block_d))
     write_cache_kernel[(tokens, triton.cdiv(heads, block_h))](
         key, value, key_cache, value_cache, key_scale, value_scale, slots,

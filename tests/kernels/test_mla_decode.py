@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from forebay.kernels.attention.mla import MlaConfig, mla_decode, mla_plan
+from forebay.kernels.attention.mla import MlaConfig, hopper_kernel, mla_decode, mla_plan
 from forebay.kernels.attention.reference import mla_decode_reference
 from forebay.kernels.testing import DEVICE, DTYPES, assert_close
 
@@ -75,6 +75,21 @@ def test_every_page_size(page: int) -> None:
 @pytest.mark.parametrize(("heads", "q"), [(16, 3), (128, 1), (5, 1), (32, 2)], ids=str)
 def test_heads_and_new_tokens_fill_the_rows(heads: int, q: int) -> None:
     check(lens=[70, 33], heads=heads, q=q, latent_dim=32)
+
+
+def test_the_gluon_kernel_is_left_alone_in_other_versions_of_triton() -> None:
+    assert hopper_kernel("3.5.1") is None
+    assert hopper_kernel("3.7.0") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize(("page", "q"), [(16, 1), (64, 2), (128, 3)], ids=str)
+def test_64_rows_and_more_over_other_pages_and_several_new_tokens(page: int, q: int) -> None:
+    check(
+        lens=[300, 0, 64, 5], heads=96, q=q, page=page, latent_dim=512, rope=64,
+        dtype=torch.bfloat16, plan=q == 2, config=None,
+    )  # fmt: skip
 
 
 @pytest.mark.gpu

@@ -12,8 +12,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from forebay.kernels.attention.decode import DecodeConfig, Workspace, decode_plan, paged_decode
-from forebay.kernels.attention.layout import Rule
+from forebay.kernels.attention.decode import (
+    DecodeConfig,
+    Workspace,
+    decode_config,
+    decode_plan,
+    paged_decode,
+)
+from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.reference import attention_reference
 from forebay.kernels.testing import (
     DEVICE,
@@ -275,3 +281,17 @@ def test_a_long_sequence(policy: str) -> None:
         seq_lens=[100001, 4096, 4095], heads=32, kv_heads=8, dim=128, dtype=torch.bfloat16
     )
     check(case, policy=policy, config=None)
+
+
+def test_a_crowded_gpu_takes_the_settings_of_its_own() -> None:
+    """A meta tensor stands for an H200: 264 programs at a time, 8 to a sequence here."""
+
+    def stages(sequences: int, new_tokens: int = 1) -> int:
+        pool = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+        lens = torch.empty(sequences, dtype=torch.int32, device="meta")
+        query = torch.empty(sequences * new_tokens, 32, 128, dtype=torch.bfloat16, device="meta")
+        cache = PagedCache(pool, pool, lens, block_table=lens)
+        return decode_config(query=query, cache=cache, max_query_len=new_tokens).num_stages
+
+    assert [stages(n) for n in (1, 32, 49, 50, 128)] == [3, 3, 3, 4, 4]
+    assert stages(128, new_tokens=8) == 3

@@ -1,0 +1,88 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+"""The smallest case of each op, each against its reference, for a memory checker.
+
+compute-sanitizer --tool memcheck python benchmarks/sanitize_kernels.py
+compute-sanitizer --tool racecheck python benchmarks/sanitize_kernels.py
+"""
+
+import torch
+
+from forebay.kernels.attention.decode import paged_decode
+from forebay.kernels.attention.kv_write import write_cache
+from forebay.kernels.attention.merge import merge_states
+from forebay.kernels.attention.mla import mla_decode, mla_plan
+from forebay.kernels.attention.prefill import paged_prefill
+from forebay.kernels.attention.reference import attention_reference, mla_decode_reference
+from forebay.kernels.testing import Case, assert_close, dequantised, make_case, quantise_cache
+
+DTYPE = torch.bfloat16
+
+
+def small(seq_lens: list[int], query_lens: list[int] | int = 1) -> Case:
+    """Make a case of 8 / 2 heads of 128."""
+    return make_case(
+        seq_lens=seq_lens, query_lens=query_lens, dim=128, heads=8, kv_heads=2, dtype=DTYPE,
+        layout="side_by_side",
+    )  # fmt: skip
+
+
+def decode() -> None:
+    """Cut both ways, and over 8-bit caches."""
+    case = small([37, 0, 300])
+    want, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
+    for policy in ("occupancy", "balanced"):
+        got = paged_decode(query=case.query, cache=case.cache, max_seq_len=300, policy=policy)
+        assert_close(got, want, DTYPE)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        cache = quantise_cache(case.cache, dtype)
+        want, _ = attention_reference(
+            query=case.query, cache=dequantised(cache), cu_query=case.cu_query
+        )
+        got = paged_decode(query=case.query, cache=cache, max_seq_len=300, policy="balanced")
+        assert_close(got, want, DTYPE)
+
+
+def prefill() -> None:
+    """Two chunks, one over a prefix, then a write beside them."""
+    case = small([90, 200], [20, 33])
+    got = paged_prefill(query=case.query, cache=case.cache, cu_query=case.cu_query)
+    want, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
+    assert_close(got, want, DTYPE)
+    rows = torch.randn(5, 2, 128, device="cuda", dtype=DTYPE)
+    slots = torch.tensor([3, -1, 9, 11, 40], device="cuda")
+    write_cache(
+        key=rows, value=rows, key_cache=case.cache.key, value_cache=case.cache.value, slots=slots
+    )
+
+
+def mla() -> None:
+    """Few heads and many, which run different kernels on Hopper."""
+    latent = torch.randn(16, 64, 576, device="cuda", dtype=DTYPE)
+    lens = torch.tensor([70, 300], dtype=torch.int32, device="cuda")
+    table = torch.arange(16, dtype=torch.int32, device="cuda").view(2, 8)
+    for heads in (16, 128):
+        query = torch.randn(2, heads, 576, device="cuda", dtype=DTYPE)
+        want, _ = mla_decode_reference(
+            query=query, latent=latent, seq_lens=lens, block_table=table, scale=0.07
+        )
+        for plan in (None, mla_plan(query=query, latent=latent, seq_lens=lens)):
+            got = mla_decode(
+                query=query, latent=latent, seq_lens=lens, block_table=table, max_seq_len=300,
+                scale=0.07, plan=plan,
+            )  # fmt: skip
+            assert_close(got, want, DTYPE)
+
+
+def merge() -> None:
+    """Merge a state with itself."""
+    out = torch.randn(8, 8, 128, device="cuda", dtype=DTYPE)
+    lse = torch.randn(8, 8, device="cuda")
+    assert_close(merge_states(out_a=out, lse_a=lse, out_b=out, lse_b=lse), out.double(), DTYPE)
+
+
+if __name__ == "__main__":
+    for check in (decode, prefill, mla, merge):
+        check()
+    torch.cuda.synchronize()
+    print("every case ran and is right")
