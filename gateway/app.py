@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from .trials import Trials
 
 _ROUTES: dict[str, Route] = {route.value: route for route in Route}
+_LENGTHY = {Route.CHAT, Route.COMPLETIONS, Route.MESSAGES}
+"""Routes whose long requests may go to another pool: nothing is stored there for a later one."""
 _STORED = Route.RESPONSES.value + "/"
 _STORED_METHODS = {"": ("GET", "DELETE"), "cancel": ("POST",), "input_items": ("GET",)}
 _NO_CACHE = (b"cache-control", b"no-cache")
@@ -375,6 +377,9 @@ class App:
             asked,
             intake.answers(body),
         )
+        predicted = pool.length.estimate(features)
+        if pool.section.scheduling.long_pool is not None and endpoint is None:
+            pool = self._by_length(inbound, model, prompt + 2 * predicted)
         uncached, blocks = prompt, ()
         if pool.prefix is not None:
             blocks = self._name_prefix(inbound, pool.prefix, model)
@@ -392,7 +397,7 @@ class App:
             arrived=message.received,
             deadline=message.received + (standing.deadline or pool.section.queue.deadline),
             prompt_tokens_estimate=prompt,
-            output_tokens_estimate=pool.length.estimate(features),
+            output_tokens_estimate=predicted,
             uncached_tokens=uncached,
             body_bytes=len(message.body),
             stream=call.stream,
@@ -409,6 +414,19 @@ class App:
         )
         if inbound.trial is not None and self.shadow is not None:
             self.shadow.choose(inbound)
+
+    def _by_length(self, inbound: Inbound, model: str, cost: int) -> Pool:
+        """Return the pool for a request of this predicted cost: another one where it is long."""
+        pool, call = inbound.pool, inbound.call
+        long = pool.section.scheduling.long_pool
+        assert long is not None
+        other = self.pools.get(long.pool)
+        if cost < long.tokens or other is None or call.route not in _LENGTHY:
+            return pool
+        if not other.takes(model):
+            return pool
+        inbound.pool, call.allow = other, other.allow
+        return other
 
     def _take_headers(self, inbound: Inbound, headers: Mapping[bytes, bytes]) -> None:
         """Take over what goes on of a caller's headers."""

@@ -18,7 +18,7 @@ from .pools import Pool
 from .scheduling import Shared, shared_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import httpx
 
@@ -56,14 +56,17 @@ class Assembly:
 
     def build(self, config: sections.Config) -> Built:
         """Make what the configuration names; raises ConfigError and changes nothing."""
-        built = [self._build_pool(section) for section in config.pools]
+        guests = config.guests
+        built = [self._build_pool(each, guests.get(each.name, {})) for each in config.pools]
         self._shared = shared_of(config)  # nothing can fail any more
         return built
 
-    def _build_pool(self, section: sections.Pool) -> tuple[Pool, sections.Pool, list[Endpoint]]:
+    def _build_pool(
+        self, section: sections.Pool, guests: Mapping[str, str]
+    ) -> tuple[Pool, sections.Pool, list[Endpoint]]:
         pool = self.pools.get(section.name)
         known = {} if pool is None else {e.identity: e for e in pool.endpoints.values()}
-        endpoints = [self._build_endpoint(e, section, known) for e in section.endpoints]
+        endpoints = [self._build_endpoint(e, section, guests, known) for e in section.endpoints]
         if pool is None:
             itl = self._metrics.itl(section.name)
             pool = Pool(section, seed=crc32(section.name.encode()), itl=itl, changed=self._changed)
@@ -73,6 +76,7 @@ class Assembly:
         self,
         section: sections.Endpoint,
         pool: sections.Pool,
+        guests: Mapping[str, str],
         known: dict[tuple[str, str | None, str, str | None], Endpoint],
     ) -> Endpoint:
         key = section.key.get_secret_value() if section.key else None
@@ -80,7 +84,7 @@ class Assembly:
         if same is not None and same.section.sim == section.sim:
             return same
         if section.url is None:
-            embedded = _embedded(section, pool)
+            embedded = _embedded(section, pool, guests)
             return Endpoint(section, pool.health, embedded, embedded=embedded)
         connections = _connections(section, pool.timeouts.connect)
         return Endpoint(section, pool.health, connections)
@@ -171,13 +175,16 @@ def _connections(section: sections.Endpoint, connect_timeout: float) -> Connecti
     )
 
 
-def _embedded(section: sections.Endpoint, pool: sections.Pool) -> Embedded:
+def _embedded(
+    section: sections.Endpoint, pool: sections.Pool, guests: Mapping[str, str]
+) -> Embedded:
     """Make an embedded engine that serves whatever the pool sends on."""
     # Whoever has real engines need not load a make-believe one.
     from forebay.adapters.sim import Embedded  # noqa: PLC0415 - only where it is needed
 
     sim = section.sim
-    names = tuple(dict.fromkeys(pool.models[m] or pool.engine_model or m for m in pool.models))
+    own = (pool.models[m] or pool.engine_model or m for m in pool.models)
+    names = tuple(dict.fromkeys([*own, *guests.values()]))
     if sim is None:
         return Embedded(model=names)
     return Embedded(model=names, seed=sim.seed, profile=sim.profile, fault=sim.fault)

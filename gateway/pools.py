@@ -104,6 +104,11 @@ class Pool:
         """Return the name that is sent on for a caller's."""
         return self.section.models[model] or self.section.engine_model or model
 
+    def takes(self, model: str) -> bool:
+        """Tell whether an endpoint that is usable now serves the engine's model."""
+        views = (endpoint.view for endpoint in self.endpoints.values())
+        return any(v.usable and (not v.models or model in v.models) for v in views)
+
     def take(
         self, section: sections.Pool, endpoints: Iterable[Endpoint], *, shared: Shared
     ) -> None:

@@ -58,6 +58,7 @@ def scheduling_of(section: sections.Pool, shared: Shared) -> Scheduling:
             overdue_share=guards.overdue_share,
             long_share=0.0 if double is not None else guards.long_share,
             long_cost=guards.long_tokens,
+            early=guards.early,
             recalls=guards.recalls if shared.classes else 0,
         ),
         watermarks=_watermarks(section),

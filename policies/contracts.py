@@ -354,6 +354,15 @@ class Charged(Protocol):
         ...
 
 
+@runtime_checkable
+class Foretelling(Protocol):
+    """What an ordering keeps beside `Ordering` when not all that wait go before a new request."""
+
+    def ahead(self, request: Request) -> float:
+        """Return about how many would go before it if it came now."""
+        ...
+
+
 class Filter(Protocol):
     """Keeps the endpoints that may serve a request.
 

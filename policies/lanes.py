@@ -43,6 +43,9 @@ class Lane:
         self.rank: Rank | None = None
         """Of its head, as it was last read."""
 
+    def __len__(self) -> int:
+        return len(self.heap) - self.dead
+
     @property
     def head(self) -> Request:
         """Whoever is first in it."""

@@ -184,6 +184,11 @@ class Bounded:
         self.discard(request)
         return request
 
+    def ahead(self, request: Request) -> float:
+        """Count those that would go before it if it came now: none larger by a rung."""
+        rung = _rung(service_of(request))
+        return sum(len(lane) for lane in self._by_size if _rung(lane.place[0]) <= rung)
+
     def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         if self._helped > self.share * self._work:
             return None
@@ -200,7 +205,7 @@ class Bounded:
         return service_of(request, uncached=self.uncached(request))
 
     def _put(self, request: Request, size: float) -> None:
-        key = (request.shape, int(log2(size) * _RUNGS_PER_DOUBLING))
+        key = (request.shape, _rung(size))
         self._by_size.add(request, (size, request.sequence), key)
 
     def _is_time(self, now: float) -> bool:
@@ -216,6 +221,10 @@ class Bounded:
                 self._by_size.discard(request)
                 self._put(request, size)
                 self.rank_changes += 1
+
+
+def _rung(size: float) -> int:
+    return int(log2(size) * _RUNGS_PER_DOUBLING)
 
 
 def _bin(size: float) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
+from .contracts import Foretelling
 from .ordering_bounded import Bounded, Pace
 from .ordering_fcfs import Fcfs
 
@@ -35,7 +36,7 @@ _FEW = 1024
 class _Tenant:
     """One tenant's virtual time and its waiting requests."""
 
-    __slots__ = ("in_flight", "name", "seat", "time", "waiting")
+    __slots__ = ("in_flight", "name", "seat", "time", "waiting", "weight")
 
     def __init__(self, name: str, waiting: Ordering, time: float) -> None:
         self.name = name
@@ -44,6 +45,8 @@ class _Tenant:
         self.seat: float | None = None
         """The virtual time under which it stands among those who wait; None when nothing does."""
         self.in_flight = 0
+        self.weight = 0.0
+        """Of the request that it began to wait with."""
 
 
 class Fair:
@@ -60,6 +63,8 @@ class Fair:
         self._most = _FEW
         """As many tenants are known before those that are gone are forgotten."""
         self._size = 0
+        self._weights = 0.0
+        """Of the tenants that wait, together."""
         self._changes_before = 0
         """Rank changes of tenants that are forgotten."""
         self._taken: str | None = None
@@ -91,7 +96,22 @@ class Fair:
         self._shapes[shape] = self._shapes.get(shape, 0) + 1
         if tenant.seat is None:
             tenant.time = max(tenant.time, self._now)
+            tenant.weight = request.weight
+            self._weights += request.weight
             self._seat(tenant)
+
+    def ahead(self, request: Request) -> float:
+        """Return how many would go before it if it came now, all tenants' requests being alike."""
+        tenant = self._tenants.get(request.tenant)
+        if tenant is None or tenant.seat is None:
+            own, weights = 0.0, self._weights + request.weight
+        else:
+            own, weights = self._ahead_inside(tenant.waiting, request), self._weights
+        return min(float(self._size), own * max(1.0, weights / request.weight))
+
+    @staticmethod
+    def _ahead_inside(waiting: Ordering, request: Request) -> float:
+        return waiting.ahead(request) if isinstance(waiting, Foretelling) else len(waiting)
 
     def discard(self, request: Request) -> bool:
         """Forget a request that left; False when it was not waiting."""
@@ -172,6 +192,7 @@ class Fair:
         else:
             del self._shapes[shape]
         if not len(tenant.waiting):
+            self._weights = self._weights - tenant.weight if self._turns[1:] else 0.0
             self._unseat(tenant)
 
     def _move(self, tenant: _Tenant, by: float) -> None:

@@ -25,12 +25,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Charged, Placement
+from forebay.policies.contracts import Charged, Foretelling, Placement
 
 from .cost import Cost
+from .drain import Drain
 from .entrance import Entrance
 from .guards import Guards
-from .limits import QueueLimits, too_late
+from .limits import QueueLimits, too_late, too_long
 from .others import Others
 from .placing import Placing
 from .recall import Recalls
@@ -110,6 +111,8 @@ class Dispatcher:
         """Places kept for some tenants; None where there are none."""
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
         self._costed = self._charged is not None or self.guards is not None
+        self._drain = Drain() if guards is not None and guards.early else None
+        self._foretells = ordering if isinstance(ordering, Foretelling) else None
         self._turn = ordering.next if self.guards is None else self.guards.next
         self._next = self._turn if self.reserves is None else self._next_of_reserves
         self._started = self._entrance.starts
@@ -232,6 +235,8 @@ class Dispatcher:
         return None
 
     def _wait(self, request: Request, now: float) -> None:
+        if self._drain is not None and not self.waiting.size:
+            self._drain.began(now)
         self._ordering.add(request, now)
         if self.reserves is not None:
             self.reserves.waits(request)
@@ -393,6 +398,8 @@ class Dispatcher:
             if request is None:
                 break
             self._forget(request.id)
+            if self._drain is not None:
+                self._drain.placed(now)
             placements.append(self._place(request, found[request.shape], now))
             found.clear()
         return placements
@@ -423,10 +430,37 @@ class Dispatcher:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
         entrance = self._entrance
         entrance.check_caps(request, now)
+        if self._drain is not None:
+            self._foretell(request, self._drain, now)
         for victim in entrance.in_the_way(request, now):
-            self._leave(victim)
-            self.displaced += 1
-            self._others.refused.append((victim, entrance.displaced(now)))
+            self._displace(victim, now)
+
+    def _displace(self, victim: Request, now: float) -> None:
+        self._leave(victim)
+        self.displaced += 1
+        self._others.refused.append((victim, self._entrance.displaced(now)))
+
+    def _foretell(self, request: Request, drain: Drain, now: float) -> None:
+        """Refuse what would wait until it gives up, unless a lower class's request may leave."""
+        assert self.guards is not None
+        left = min(self.guards.patience(request) + request.arrived, request.deadline) - now
+        if drain.wait(self.waiting.size, now) <= left:
+            return
+        if self._foretells is not None:
+            ahead = self._foretells.ahead(request)
+        elif getattr(self._ordering, "by_size", False):
+            return  # who goes before it cannot be told
+        else:
+            ahead = self.waiting.size
+        wait = drain.wait(ahead, now)
+        if wait <= left:
+            return
+        victim = self.waiting.displaceable(request.sla_rank)
+        # Where tenants take turns, only its own tenant's leaving brings it forward.
+        if victim is None or (self._foretells is not None and victim.tenant != request.tenant):
+            retry_after = max(1.0, min(self._entrance.retry_after(now), wait - left))
+            raise too_long(self.pool, wait, retry_after)
+        self._displace(victim, now)
 
     def _recall_for(
         self, request: Request, eligible: Sequence[EndpointView], now: float

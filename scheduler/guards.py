@@ -46,6 +46,8 @@ class GuardSettings:
     """From this predicted cost on a request is long."""
     recalls: int = 2
     """How often one request may be called back for a higher class; 0 never."""
+    early: bool = True
+    """Refuse at once what is expected to wait until it gives up."""
 
 
 class Credit:
@@ -126,6 +128,13 @@ class Guards:
         if longest is None:
             longest = self.settings.longest_wait
         return request.arrived + longest + self.settings.grace * longest
+
+    def patience(self, request: Request) -> float:
+        """Return how long it may wait at all, in seconds."""
+        longest = request.longest_wait
+        if longest is None:
+            longest = self.settings.longest_wait
+        return longest + self.settings.grace * longest
 
     def add(self, request: Request, cost: float) -> float:
         """Watch a request that waits; return when it gives up."""

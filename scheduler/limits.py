@@ -72,6 +72,16 @@ def share_taken(pool: str, why: str, retry_after: float) -> QuotaExceeded:
     return QuotaExceeded(text, retry_after=retry_after)
 
 
+def too_long(pool: str, wait: float, retry_after: float) -> Overloaded:
+    """Word that a request would wait for longer than it may."""
+    return Overloaded(
+        f"pool {pool!r} would let this wait for about {wait:.0f} s, more than its longest wait;"
+        " try again later",
+        code="expected_wait",
+        retry_after=retry_after,
+    )
+
+
 def past_watermark(pool: str, why: str, retry_after: float) -> Overloaded:
     """Word that less is let in for now."""
     return Overloaded(

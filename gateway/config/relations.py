@@ -43,6 +43,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _models_exist,
         _names_exist,
         _queued_classes_exist,
+        _long_pools_exist,
         _money_has_prices,
         _reserves_fit,
         _tenants_have_keys,
@@ -127,6 +128,26 @@ def _queued_classes_exist(file: dict[str, object]) -> Found:
             if name not in known:
                 where = (*place, "queue", "classes", name)
                 yield where, f"there is no SLA class {shown(name)}{did_you_mean(name, known)}"
+
+
+def _long_pools_exist(file: dict[str, object]) -> Found:
+    pools = list(_entries(file, ("pools",)))
+    names = {name for _, name in _texts(iter(pools), "name")}
+    sending = {str(pool.get("name")) for _, pool in pools if _long_pool(pool)}
+    for place, pool in pools:
+        name, where = _long_pool(pool), (*place, "scheduling", "long_pool", "pool")
+        if not isinstance(name, str):
+            continue
+        if name not in names:
+            yield where, f"there is no pool {_hinted(name, names)}"
+        elif name == pool.get("name"):
+            yield where, "is this pool itself"
+        elif name in sending:
+            yield where, f"the pool {shown(name)} sends its long requests on, too"
+
+
+def _long_pool(pool: dict[str, object]) -> object:
+    return _mapping(_mapping(pool.get("scheduling")).get("long_pool")).get("pool")
 
 
 def _money_has_prices(file: dict[str, object]) -> Found:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .base import Count, Duration, Section, Share
+from .base import Count, Duration, Name, Section, Share
 
 
 def read_limit(value: object) -> object:
@@ -51,6 +51,10 @@ class Guards(Section):
         description="from this predicted cost on a request is long: uncached prompt tokens and "
         "twice the output tokens",
     )
+    early: bool = Field(
+        default=True,
+        description="refuse at once what would wait that long, by how the queue drains now",
+    )
     recalls: int = Field(
         default=2,
         ge=0,
@@ -67,6 +71,17 @@ class DoubleQueue(Section):
     )
     long_share: Share = Field(
         default=0.3, gt=0, lt=1, description="of the cost, for long requests while both wait"
+    )
+
+
+class LongPool(Section):
+    """Where long requests go instead."""
+
+    pool: Name = Field(description="the other pool, whose engines serve the same models")
+    tokens: Count = Field(
+        default=8192,
+        ge=1,
+        description="from this predicted cost on: prompt tokens and twice the output tokens",
     )
 
 
@@ -142,6 +157,9 @@ class Scheduling(Section):
     reread: Reread = Reread()
     double_queue: DoubleQueue | None = Field(
         default=None, description="long requests wait in a queue of their own"
+    )
+    long_pool: LongPool | None = Field(
+        default=None, description="send long requests to another, slower pool"
     )
     watermarks: Watermarks | None = Field(default=None, description="admission by use")
     window: Window = Window()

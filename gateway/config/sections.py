@@ -258,3 +258,13 @@ class Config(Section):
     ) -> tuple[Tenant, ...]:
         plans: dict[str, Plan] = info.data.get("plans", {})
         return tuple(resolve(tenant, plans) for tenant in value)
+
+    @property
+    def guests(self) -> dict[str, dict[str, str]]:
+        """By pool, the models whose long requests it takes from others, as in their `models`."""
+        found: dict[str, dict[str, str]] = {}
+        for pool in self.pools:
+            long = pool.scheduling.long_pool
+            if long is not None:
+                found.setdefault(long.pool, {}).update(pool.models)
+        return found

@@ -79,8 +79,12 @@ class LabelSpace:
     @classmethod
     def from_config(cls, config: Config) -> Self:
         """Collect the names of a configuration."""
+        guests = config.guests
         pools = {
-            pool.name: PoolLabels(frozenset(e.name for e in pool.endpoints), frozenset(pool.models))
+            pool.name: PoolLabels(
+                frozenset(e.name for e in pool.endpoints),
+                frozenset(pool.models) | guests.get(pool.name, {}).keys(),
+            )
             for pool in config.pools
         }
         tenants = frozenset(tenant.name for tenant in config.tenants) or frozenset({"default"})

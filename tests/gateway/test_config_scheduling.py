@@ -86,6 +86,31 @@ def test_auto_is_a_limit():
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("slwo", "there is no pool 'slwo'; did you mean 'slow'?"),
+        ("main", "is this pool itself"),
+        ("on", "the pool 'on' sends its long requests on, too"),
+    ],
+)
+def test_long_requests_go_to_another_pool_that_keeps_them(name: str, message: str):
+    others = [
+        "  - {name: slow, models: [s], endpoints: [{name: f, engine: sim}]}",
+        "  - {name: on, models: [o], endpoints: [{name: g, engine: sim}], scheduling: TO}",
+    ]
+    own = "    scheduling: {long_pool: {pool: NAME, tokens: 16k}}"
+    text = FILE.replace("LIMIT", "4") + "\n".join([own, *others]) + "\n"
+    text = text.replace("TO", "{long_pool: {pool: slow}}")
+
+    with pytest.raises(ConfigErrors) as caught:
+        load.read(text.replace("NAME", name))
+    assert [(e.path, e.message) for e in caught.value.errors] == [
+        ("pools[0].scheduling.long_pool.pool", message)
+    ]
+    assert load.read(text.replace("NAME", "slow")).guests == {"slow": {"m": "m", "o": "o"}}
+
+
+@pytest.mark.parametrize(
     ("lines", "path", "message"),
     [
         (

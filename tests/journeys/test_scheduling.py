@@ -225,3 +225,50 @@ def test_a_reload_takes_what_waits_into_the_new_order(go: Go, kit: Kit):
             assert sizes == sorted(sizes)
 
     go(main())
+
+
+def test_long_requests_go_to_a_slower_pool_while_it_can_take_them(go: Go, kit: Kit):
+    long = {"scheduling": {"long_pool": {"pool": "slow", "tokens": 2000}}}
+    fast = {"name": "fast", "models": {"m": "m"}, "endpoints": [kit.sim("f")], **long}
+    slow = {"name": "slow", "models": {"s": "m"}, "endpoints": [kit.sim("s")]}
+
+    async def main() -> None:
+        async with kit.running(kit.config(pools=[fast, slow])) as gateway:
+            for size in (10, 10_000):
+                answer = await gateway.ask(kit.post(kit.chat("x" * size)))
+                assert answer.status == 200
+            gateway.process.app.pools["slow"].endpoints["s"].view.usable = False
+            await gateway.ask(kit.post(kit.chat("x" * 10_000)))
+            told = [(o.pool, o.endpoint, o.model) for o in gateway.outcomes]
+            assert told == [("fast", "f", "m"), ("slow", "s", "m"), ("fast", "f", "m")]
+
+    go(main())
+
+
+def test_a_long_request_that_waits_elsewhere_outlives_a_reload_unless_its_model_goes(
+    go: Go, kit: Kit
+):
+    def config(models: dict[str, str], *, sends: bool = True, serves: str = "m") -> Any:
+        long = {"scheduling": {"long_pool": {"pool": "slow", "tokens": 2000}}} if sends else {}
+        fast = {"name": "fast", "models": models, "endpoints": [kit.sim("f")], **long}
+        endpoints = [kit.sim("s", max_in_flight=1)]
+        slow = {"name": "slow", "models": {"s": serves}, "endpoints": endpoints}
+        return kit.config(pools=[fast, slow])
+
+    async def main() -> None:
+        async with kit.running(config({"m": "m"})) as gateway:
+            core = gateway.process.app.pools["slow"].dispatcher
+            stalled, waiting = await gateway.caller(), await gateway.caller()
+            for number, caller in enumerate((stalled, waiting)):
+                caller.send(kit.post(kit.chat("x" * 10_000, sim=STALL)))
+                await kit.until(lambda n=number: core.in_flight + core.queued == n + 1)
+            gateway.process.apply(config({"m": "m", "n": "n"}))
+            assert core.queued == 1
+            gateway.process.apply(config({"m": "m"}, sends=False))
+            assert core.queued == 1
+            gateway.process.apply(config({"m": "m"}, serves="other"))
+            assert refused(await waiting.answer()) == (404, "model_not_found")
+            stalled.leave()
+            waiting.leave()
+
+    go(main())
