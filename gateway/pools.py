@@ -80,7 +80,7 @@ class Pool:
         """Placed streams without a byte, by request id, where a higher class may call them back."""
         self.length: Estimator = predictor_of(section)
         self.predicts = section.scheduling.predictor != "none"
-        self._prefix_section = section.prefix
+        self._prefix_section: object = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
         path = section.scheduling.journal

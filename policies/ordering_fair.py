@@ -199,9 +199,19 @@ class Fair:
         if tenant.seat is None:
             tenant.time += by
         elif by:
-            self._unseat(tenant)
-            tenant.time += by
-            self._seat(tenant)
+            self._reseat(tenant, tenant.time + by)
+
+    def _reseat(self, tenant: _Tenant, time: float) -> None:
+        """Move a waiting tenant to another virtual time: mostly it stays between its neighbours."""
+        turns, seat = self._turns, (time, tenant.name)
+        index = bisect_left(turns, (tenant.seat, tenant.name))
+        tenant.time = tenant.seat = time
+        after = index + 1
+        if (not index or turns[index - 1] < seat) and (after == len(turns) or seat < turns[after]):
+            turns[index] = seat
+            return
+        del turns[index]
+        insort(turns, seat)
 
     def _seat(self, tenant: _Tenant) -> None:
         tenant.seat = tenant.time

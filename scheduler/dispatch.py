@@ -219,10 +219,10 @@ class Dispatcher:
         """
         if not request.avoid:
             self._entrance.check_watermarks(request, now)
-        candidates = self._placing.candidates(request, now)
+        eligible = self._placing.eligible(request, now)
+        candidates = self._placing.with_room(request, eligible, now)
         if candidates:
             return self._place(request, candidates, now)
-        eligible = self._placing.eligible(request, now)
         if not eligible:
             raise unservable(request, self.pool, self.endpoints)
         if self._recalls is not None and request.sla_rank > 0:
@@ -236,7 +236,7 @@ class Dispatcher:
 
     def _wait(self, request: Request, now: float) -> None:
         if self._drain is not None and not self.waiting.size:
-            self._drain.began(now)
+            self._drain.began()
         self._ordering.add(request, now)
         if self.reserves is not None:
             self.reserves.waits(request)

@@ -90,9 +90,15 @@ class Placing:
         found = self._eligible.get(request.shape)
         if found is None:
             found = self.eligible(request, now)
+        return self.with_room(request, found, now)
+
+    def with_room(
+        self, request: Request, eligible: Sequence[EndpointView], now: float
+    ) -> Sequence[EndpointView]:
+        """Return those of the eligible endpoints that may take the request now."""
         for keep in self._moving:
-            found = keep(request, found, now)
-        return found
+            eligible = keep(request, eligible, now)
+        return eligible
 
     def choose(
         self, request: Request, candidates: Sequence[EndpointView], now: float

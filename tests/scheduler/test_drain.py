@@ -41,11 +41,12 @@ def at_one_a_second(order: str = "fcfs", **guards: Any) -> Dispatcher:
     core = make_dispatcher(settings, pool="p", rng=Random(1), max_requests=100, max_bytes=1 << 40)
     core.set_endpoints([EndpointView("a", "sim", 1)])
     running = core.submit(request(0, arrived=60.0), 60.0)
+    core.submit(request(59, arrived=60.0), 60.0)
     for second in range(60, 100):
         core.submit(request(second, arrived=float(second)), float(second))
         assert running is not None
         (running,) = core.release(running, second + 1.0)
-    for number in range(100, 110):
+    for number in range(101, 110):
         assert core.submit(request(number), 100.0) is None
     return core
 
@@ -59,21 +60,31 @@ def refusal(core: Dispatcher, asked: Request) -> tuple[str, float | None]:
 def test_only_the_time_during_which_requests_wait_counts():
     drain = Drain()
     for hour in range(40):
-        drain.began(3600.0 * hour)
-        for second in range(1, 5):
-            drain.placed(3600.0 * hour + 0.5 * second)
+        drain.began()
+        for second in range(5):  # the first after a cold start of some minutes
+            drain.placed(3600.0 * hour + 300.0 + 0.5 * second)
 
-    assert drain.wait(10, 3600.0 * 39 + 2.0) == pytest.approx(5.0)
-    assert drain.wait(10, 3600.0 * 39 + 322.0) == pytest.approx(100.0)  # it has come to a stop
+    assert drain.wait(10, 3600.0 * 39 + 302.0) == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_pause_makes_the_pace_slower_and_not_what_it_is():
+    drain, now = Drain(), 0.0
+    for _ in range(6000):
+        drain.placed(now)
+        now += 0.01
+    assert drain.wait(100, now) == pytest.approx(1.0, rel=0.01)
+    now += 10.0
+    assert drain.wait(100, now) == pytest.approx(1.4, rel=0.1)
+    drain.placed(now)
+    assert drain.wait(100, now) == pytest.approx(1.5, rel=0.1)
 
 
 def test_nothing_is_foretold_of_a_queue_that_has_hardly_moved():
     drain = Drain()
-    drain.began(0.0)
-    for second in range(31):
+    for second in range(32):
         drain.placed(float(second))
 
-    assert drain.wait(1e6, 31.0) == 0.0
+    assert drain.wait(1e6, 32.0) == 0.0
 
 
 def test_what_would_wait_until_it_gives_up_is_refused_at_once():
