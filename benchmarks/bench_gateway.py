@@ -170,6 +170,7 @@ def main() -> int:
     if "FOREBAY_RIG" not in os.environ:
         raise SystemExit("set FOREBAY_RIG to the folder of the rig's scripts")
     rig = Path(os.environ["FOREBAY_RIG"])
+    gateways: list[str] = ["forebay"] if arguments.alone else [*arguments.peers, "forebay"]
     upstream = [sys.executable, str(rig / "mock_upstream.py")]
     for port in UPSTREAMS:
         upstream += ["--port", str(port)]
@@ -184,7 +185,7 @@ def main() -> int:
             stack.enter_context(running(command, 1, Path(name) / "redis.log"))
         time.sleep(1)
         for _ in range(arguments.rounds):
-            for gateway in ([] if arguments.alone else arguments.peers) + ["forebay"]:
+            for gateway in gateways:
                 result = one(
                     rig, gateway, Path(name), ["--parts", arguments.parts], arguments.limits
                 )

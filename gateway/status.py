@@ -43,6 +43,7 @@ def _queue(dispatcher: Dispatcher, now: float) -> QueueStatus:
     return QueueStatus(
         waiting=tuple((sla, tenant, n) for (sla, tenant), n in waiting.counts.items()),
         oldest_s=tuple((sla, max(0.0, now - came)) for sla, came in waiting.oldest().items()),
+        reserved=() if (r := dispatcher.reserves) is None else tuple(r.held.items()),
         overdue=0 if guards is None else guards.overdue,
         spread=getattr(dispatcher.ordering, "spread", None),
         watermark=None if admission is None else admission.level,
@@ -50,6 +51,7 @@ def _queue(dispatcher: Dispatcher, now: float) -> QueueStatus:
         recalls=dispatcher.recalls,
         displaced=dispatcher.displaced,
         gave_up=dispatcher.gave_up,
+        foretold=dispatcher.foretold,
         starved=0 if guards is None else guards.starved,
         rank_changes=getattr(dispatcher.ordering, "rank_changes", 0),
     )

@@ -25,17 +25,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Charged, Foretelling, Placement
+from forebay.policies.contracts import Charged, Placement
 
 from .cost import Cost
-from .drain import Drain
 from .entrance import Entrance
 from .guards import Guards
-from .limits import QueueLimits, too_late, too_long
+from .limits import QueueLimits, too_late
 from .others import Others
+from .places import Places
 from .placing import Placing
 from .recall import Recalls
-from .reserves import Reserves
 from .unservable import unservable
 from .waiting import Waiting
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
     from .admission import Admission, WatermarkSettings
     from .guards import GuardSettings
+    from .reserves import Reserves
 
 
 class Dispatcher:
@@ -92,29 +92,28 @@ class Dispatcher:
         """Releases of what was not in flight: a bug of the caller, without effect here."""
         self._ordering = ordering
         self._placing = Placing(filters=filters, scores=scores, pick=pick, rng=rng)
-        self._placed: dict[int, Placement] = {}
         self._cost = cost or Cost()
-        self._charged = ordering if isinstance(ordering, Charged) else None
+        charged = ordering if isinstance(ordering, Charged) else None
+        self._places = Places(self._placing, charged, reserves)
 
         self.waiting = Waiting(ranked=guards is not None)
+        self.guards: Guards | None = None
+        if guards is not None:
+            alive = self.waiting.is_waiting
+            self.guards = Guards(guards, ordering, alive, sizes=watermarks is not None)
         self._entrance = Entrance(
             pool=pool,
             waiting=self.waiting,
             limits=QueueLimits(max_requests, max_bytes),
             watermarks=watermarks,
+            guards=self.guards,
+            ordering=ordering,
         )
-        self.guards: Guards | None = None
-        if guards is not None:
-            alive = self.waiting.is_waiting
-            self.guards = Guards(guards, ordering, alive, sizes=watermarks is not None)
-        self.reserves = Reserves(reserves) if reserves else None
-        """Places kept for some tenants; None where there are none."""
+        self._drain = self._entrance.drain
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
-        self._costed = self._charged is not None or self.guards is not None
-        self._drain = Drain() if guards is not None and guards.early else None
-        self._foretells = ordering if isinstance(ordering, Foretelling) else None
+        self._costed = charged is not None or self.guards is not None
         self._turn = ordering.next if self.guards is None else self.guards.next
-        self._next = self._turn if self.reserves is None else self._next_of_reserves
+        self._next = self._turn if not reserves else self._next_of_reserves
         self._started = self._entrance.starts
 
     @property
@@ -133,6 +132,16 @@ class Dispatcher:
         return self._entrance.admission
 
     @property
+    def reserves(self) -> Reserves | None:
+        """Places kept for some tenants; None where there are none."""
+        return self._places.reserves
+
+    @property
+    def foretold(self) -> int:
+        """New requests that were refused since they would have waited too long."""
+        return self._entrance.foretold
+
+    @property
     def queued(self) -> int:
         """How many wait."""
         return len(self.waiting)
@@ -145,16 +154,16 @@ class Dispatcher:
     @property
     def placed(self) -> Iterable[Placement]:
         """What is not released."""
-        return self._placed.values()
+        return self._places.placed
 
     def holds(self, placement: Placement) -> bool:
         """Tell whether a placement is neither released nor called back."""
-        return id(placement) in self._placed
+        return placement in self._places
 
     @property
     def in_flight(self) -> int:
         """How many placements are not released."""
-        return len(self._placed)
+        return len(self._places)
 
     @property
     def remembered_shapes(self) -> int:
@@ -173,7 +182,7 @@ class Dispatcher:
 
     def set_endpoints(self, views: Iterable[EndpointView]) -> None:
         """Replace the endpoints; call `changed` after. What is in flight stays counted by name."""
-        self._placing.replace(views, self._placed.values())
+        self._placing.replace(views, self._places.placed)
 
     def take_over(self, other: Dispatcher) -> None:
         """Go on for another dispatcher of the same pool: its endpoints, what runs and what waits.
@@ -181,7 +190,7 @@ class Dispatcher:
         What runs is charged here as it was there, and is not called back. What was counted goes on.
         """
         self.recalls, self.displaced, self.gave_up = other.recalls, other.displaced, other.gave_up
-        self.released_twice = other.released_twice
+        self._entrance.foretold, self.released_twice = other.foretold, other.released_twice
         if self.guards is not None and other.guards is not None:
             self.guards.forced, self.guards.starved = other.guards.forced, other.guards.starved
         waiting = sorted(other.waiting, key=lambda request: request.sequence)
@@ -195,10 +204,7 @@ class Dispatcher:
         endpoints: Iterable[EndpointView],
     ) -> None:
         """Begin in the middle of things. The requests wait in the order given."""
-        self._placed = {id(placement): placement for placement in placed}
-        self._placing.replace(endpoints, self._placed.values())
-        for placement in self._placed.values():
-            self._charge(placement)
+        self._places.resume(placed, endpoints)
         for request in waiting:
             self._wait(request, request.arrived)
 
@@ -293,18 +299,10 @@ class Dispatcher:
         return self._fill(now) if self.waiting.size else []
 
     def _give_back(self, placement: Placement, cost: float | None) -> bool:
-        if self._placed.pop(id(placement), None) is None:
+        if not self._places.give_back(placement, cost):
             return False
-        view = self.endpoints.get(placement.endpoint)
-        if view is not None:
-            view.in_flight -= 1
-            view.in_flight_tokens -= placement.tokens
         if self._recalls is not None:
             self._recalls.begun(placement)
-        part = 1.0 if self.reserves is None else self.reserves.released(placement)
-        if self._charged is not None:
-            true = placement.cost if cost is None else cost
-            self._charged.settled(placement.request, part * placement.cost, part * true)
         return True
 
     def changed(self, now: float) -> list[Placement]:
@@ -353,24 +351,13 @@ class Dispatcher:
         tokens = request.uncached_tokens + request.output_tokens_estimate
         cost = self._predicted(request) if self._costed else 0.0
         placement = Placement(request, view.name, tokens, now, score, cost)
-        view.in_flight += 1
-        view.in_flight_tokens += tokens
-        self._placed[id(placement)] = placement
+        self._places.add(placement, view)
         self._started.add(now)
-        self._charge(placement)
         if self.guards is not None:
             self.guards.started(request, cost, now)
             if self._recalls is not None:
                 self._recalls.placed(placement)
         return placement
-
-    def _charge(self, placement: Placement) -> None:
-        """Charge a placement to its tenant, or the part that draws on no reserve."""
-        cost = placement.cost
-        if self.reserves is not None:
-            cost *= self.reserves.placed(placement, self.endpoints.values())
-        if self._charged is not None:
-            self._charged.started(placement.request, cost, placement.placed)
 
     def _predicted(self, request: Request) -> float:
         cost = self._cost  # written out: a call by keywords takes three times as long
@@ -406,8 +393,7 @@ class Dispatcher:
 
     def _next_of_reserves(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         """Take the next request of a reserve that is owed a place, else of all."""
-        assert self.reserves is not None
-        for name in self.reserves.owed(self.endpoints.values()):
+        for name in self._places.owed():
             request = self._turn(now, partial(_of_reserve, name, fits))
             if request is not None:
                 return request
@@ -428,39 +414,12 @@ class Dispatcher:
 
     def _let_in(self, request: Request, now: float) -> None:
         """Let a request into the queue, if need be in the place of a lower class's youngest."""
-        entrance = self._entrance
-        entrance.check_caps(request, now)
-        if self._drain is not None:
-            self._foretell(request, self._drain, now)
-        for victim in entrance.in_the_way(request, now):
-            self._displace(victim, now)
-
-    def _displace(self, victim: Request, now: float) -> None:
-        self._leave(victim)
-        self.displaced += 1
-        self._others.refused.append((victim, self._entrance.displaced(now)))
-
-    def _foretell(self, request: Request, drain: Drain, now: float) -> None:
-        """Refuse what would wait until it gives up, unless a lower class's request may leave."""
-        assert self.guards is not None
-        left = min(self.guards.patience(request) + request.arrived, request.deadline) - now
-        if drain.wait(self.waiting.size, now) <= left:
+        if self._entrance.is_open(request, now):
             return
-        if self._foretells is not None:
-            ahead = self._foretells.ahead(request)
-        elif getattr(self._ordering, "by_size", False):
-            return  # who goes before it cannot be told
-        else:
-            ahead = self.waiting.size
-        wait = drain.wait(ahead, now)
-        if wait <= left:
-            return
-        victim = self.waiting.displaceable(request.sla_rank)
-        # Where tenants take turns, only its own tenant's leaving brings it forward.
-        if victim is None or (self._foretells is not None and victim.tenant != request.tenant):
-            retry_after = max(1.0, min(self._entrance.retry_after(now), wait - left))
-            raise too_long(self.pool, wait, retry_after)
-        self._displace(victim, now)
+        for victim in self._entrance.let_in(request, now):
+            self._leave(victim)
+            self.displaced += 1
+            self._others.refused.append((victim, self._entrance.displaced(now)))
 
     def _recall_for(
         self, request: Request, eligible: Sequence[EndpointView], now: float

@@ -1,7 +1,7 @@
 """Who may come into one pool's queue, and when whoever may not should return.
 
-Four things keep a new request out: a watermark, its class's cap, its tenant's share of the queue,
-and a full queue. From a full
+Five things keep a new request out: a watermark, its class's cap, its tenant's share of the queue, a
+wait that is foretold to be too long, and a full queue. From a full
 queue the youngest of the lowest class gives way to a higher one. A request that comes back after an
 attempt was let in before, so nobody asks here again.
 """
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.policies.contracts import Foretelling
+
 from .admission import Admission
-from .limits import QueueLimits, past_watermark, queue_full, share_taken
+from .drain import Drain
+from .limits import QueueLimits, past_watermark, queue_full, share_taken, too_long
 from .window import SlidingCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from forebay.policies.contracts import EndpointView, Overloaded, Request
+    from forebay.policies.contracts import EndpointView, Ordering, Overloaded, Request
 
     from .admission import WatermarkSettings
+    from .guards import Guards
     from .waiting import Waiting
 
 _RATE_WINDOW_S = 10.0
@@ -29,19 +33,39 @@ _LONGEST_RETRY_AFTER_S = 60.0
 class Entrance:
     """Holds new requests against the limits of one queue."""
 
-    __slots__ = ("_limits", "_pool", "_waiting", "admission", "starts")
+    __slots__ = (
+        "_by_size",
+        "_foretells",
+        "_guards",
+        "_limits",
+        "_pool",
+        "_waiting",
+        "admission",
+        "drain",
+        "foretold",
+        "starts",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever may have a say
         self,
         *,
         pool: str,
         waiting: Waiting,
         limits: QueueLimits,
         watermarks: WatermarkSettings | None,
+        guards: Guards | None,
+        ordering: Ordering,
     ) -> None:
         self.admission = None if watermarks is None else Admission(watermarks)
         self.starts = SlidingCount(_RATE_WINDOW_S)
         """Placements of the last seconds."""
+        self.drain = None if guards is None or not guards.settings.early else Drain()
+        """How fast the queue drains; None where nothing is foretold."""
+        self.foretold = 0
+        """New requests that were refused since they would have waited too long."""
+        self._guards = guards
+        self._foretells = ordering if isinstance(ordering, Foretelling) else None
+        self._by_size = bool(getattr(ordering, "by_size", False))
         self._pool = pool
         self._waiting = waiting
         self._limits = limits
@@ -67,8 +91,33 @@ class Entrance:
         if reason is not None:
             raise past_watermark(self._pool, reason, self.retry_after(now))
 
-    def check_caps(self, request: Request, now: float) -> None:
-        """Raise Overloaded or QuotaExceeded where as many of its class or tenant wait as may."""
+    def is_open(self, request: Request, now: float) -> bool:
+        """Tell, in passing, that nothing is near its limit; else `let_in` has the word."""
+        limits, size = self._limits, self._waiting.size
+        if limits.caps or request.queue_share is not None:
+            return False
+        share = 1.0 if self.admission is None else self.admission.queue_share
+        if limits.full(request, self._waiting, share):
+            return False
+        return self.drain is None or self.drain.wait(size, now) <= self._left(request, now)
+
+    def _left(self, request: Request, now: float) -> float:
+        """Return for how long it may still wait."""
+        assert self._guards is not None
+        return min(self._guards.patience(request) + request.arrived, request.deadline) - now
+
+    def let_in(self, request: Request, now: float) -> Iterator[Request]:
+        """Go through those who have to leave the queue before the request can wait.
+
+        Whoever asks takes each out before the next. Raises Overloaded or QuotaExceeded when it may
+        not wait.
+        """
+        self._check_caps(request, now)
+        if self.drain is not None:
+            yield from self._foretell(request, self.drain, now)
+        yield from self._in_the_way(request, now)
+
+    def _check_caps(self, request: Request, now: float) -> None:
         full = self._limits.class_full(request, self._waiting)
         if full:
             raise queue_full(self._pool, full, self.retry_after(now))
@@ -76,12 +125,32 @@ class Entrance:
         if full:
             raise share_taken(self._pool, full, self.retry_after(now))
 
-    def in_the_way(self, request: Request, now: float) -> Iterator[Request]:
-        """Go through those who have to leave the queue before the request can wait.
+    def _foretell(self, request: Request, drain: Drain, now: float) -> Iterator[Request]:
+        """Refuse what would wait until it gives up, unless a lower class's request may leave."""
+        left = self._left(request, now)
+        if drain.wait(self._waiting.size, now) <= left:
+            return
+        wait = drain.wait(self._ahead(request), now)
+        if wait <= left:
+            return
+        victim = self._waiting.displaceable(request.sla_rank)
+        # Where tenants take turns, only its own tenant's leaving brings it forward.
+        if victim is None or (self._foretells is not None and victim.tenant != request.tenant):
+            self.foretold += 1
+            raise too_long(self._pool, wait, max(1.0, min(self.retry_after(now), wait - left)))
+        yield victim
 
-        One, and as many more as its body needs: a queue that is too full already, since its limits
-        have shrunk, gets no fuller. Whoever asks takes each out before the next. Raises Overloaded,
-        and nobody has to leave, when the queue is full and such room cannot be made.
+    def _ahead(self, request: Request) -> float:
+        """Count those that go before it; 0 where that cannot be told."""
+        if self._foretells is not None:
+            return self._foretells.ahead(request)
+        return 0.0 if self._by_size else self._waiting.size
+
+    def _in_the_way(self, request: Request, now: float) -> Iterator[Request]:
+        """Go through those who have to leave a full queue: one, and as many more as its body needs.
+
+        A queue that is too full already, since its limits have shrunk, gets no fuller. Raises
+        Overloaded, and nobody has to leave, when such room cannot be made.
         """
         share = 1.0 if self.admission is None else self.admission.queue_share
         limits, waiting, rank = self._limits, self._waiting, request.sla_rank

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class QueueLimits:
     """Limits on count, on bytes, and on the count of each class."""
 
-    __slots__ = ("_classes", "_max_bytes", "max_requests")
+    __slots__ = ("_classes", "_max_bytes", "caps", "max_requests")
 
     def __init__(
         self, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
@@ -25,6 +25,8 @@ class QueueLimits:
         self.max_requests = max_requests
         self._max_bytes = max_bytes
         self._classes = classes or {}
+        self.caps = bool(classes)
+        """Some class has a limit of its own."""
 
     def class_full(self, request: Request, waiting: Waiting) -> str:
         """Say that as many of its class wait as may; empty when there is room."""

@@ -143,6 +143,11 @@ CLASS_QUEUED = _gauge(
 CLASS_OLDEST = _gauge(
     "forebay_class_oldest_seconds", ("pool", "sla"), "how long the oldest of a class has waited"
 )
+RESERVED = _gauge(
+    "forebay_reserve_in_flight_requests",
+    ("pool", "reserve"),
+    "places in use of a reserve, by whose it is",
+)
 OVERDUE = _gauge("forebay_overdue_requests", _POOL, "requests waiting past their longest wait")
 SPREAD = _gauge(
     "forebay_virtual_time_spread",
@@ -165,6 +170,11 @@ GAVE_UP = _counter(
     "forebay_gave_up_requests_total",
     _POOL,
     "waiting requests refused since they could not start in time",
+)
+FORETOLD = _counter(
+    "forebay_foretold_requests_total",
+    _POOL,
+    "new requests refused since they would have waited too long",
 )
 STARVED = _counter(
     "forebay_starved_requests_total", _POOL, "requests started after their time; must be 0"

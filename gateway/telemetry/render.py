@@ -136,6 +136,7 @@ _QUEUE_COUNTERS: tuple[tuple[Metric, Callable[[QueueStatus], int]], ...] = (
     (catalog.RECALLS, lambda q: q.recalls),
     (catalog.DISPLACED, lambda q: q.displaced),
     (catalog.GAVE_UP, lambda q: q.gave_up),
+    (catalog.FORETOLD, lambda q: q.foretold),
     (catalog.STARVED, lambda q: q.starved),
     (catalog.RANK_CHANGES, lambda q: q.rank_changes),
 )
@@ -150,6 +151,8 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
     yield _gauge(catalog.CLASS_QUEUED, waiting)
     oldest = {(p.name, sla): age for p in pools for sla, age in p.queue.oldest_s}
     yield _gauge(catalog.CLASS_OLDEST, oldest)
+    reserved = {(p.name, name): count for p in pools for name, count in p.queue.reserved}
+    yield _gauge(catalog.RESERVED, reserved)
     for metric, read in _QUEUE_GAUGES:
         values = {(pool.name,): read(pool.queue) for pool in pools}
         yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})

@@ -41,6 +41,8 @@ class QueueStatus:
     """SLA class, tenant, how many."""
     oldest_s: tuple[tuple[str, float], ...] = ()
     """SLA class, how long its oldest has waited."""
+    reserved: tuple[tuple[str, int], ...] = ()
+    """A reserve, how many of its places are in use."""
     overdue: int = 0
     spread: float | None = None
     watermark: int | None = None
@@ -48,6 +50,7 @@ class QueueStatus:
     recalls: int = 0
     displaced: int = 0
     gave_up: int = 0
+    foretold: int = 0
     starved: int = 0
     rank_changes: int = 0
 

@@ -95,7 +95,7 @@ def test_what_would_wait_until_it_gives_up_is_refused_at_once():
     assert refusal(core, request(112)) == ("expected_wait", 1.0)
     assert core.submit(request(113, longest_wait=60.0), 100.0) is None
     assert refusal(core, request(114, deadline=105.0, longest_wait=60.0)) == ("expected_wait", 8.0)
-    assert (core.queued, core.take_others()) == (13, None)
+    assert (core.queued, core.foretold, core.take_others()) == (13, 2, None)
 
 
 def test_the_lowest_class_makes_way_first():
