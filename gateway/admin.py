@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .telemetry.histogram import HistogramCopy
     from .telemetry.metrics import PoolTotals
-    from .telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
+    from .telemetry.snapshot import EndpointStatus, LengthStatus, PoolStatus, Snapshot
 
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 """Paths that need no key."""
@@ -96,6 +96,20 @@ class Endpoint(_Model):
     version: str | None
 
 
+class Length(_Model):
+    """A pool's predictor of answers' lengths, where it reads prompts."""
+
+    trusted: bool = Field(description="false: the mean stands in and `ml` is `fair`")
+    reason: str = Field(description="why it is not trusted")
+    closed_times: int = Field(description="how often trust was lost")
+    accuracy: float | None = Field(description="of the last outcomes, in the right bucket")
+    tau: float | None = Field(description="rank correlation with the last outcomes")
+    outcomes: int
+    results: dict[str, int] = Field(description="what became of requests that were to be read")
+    seconds: float = Field(description="spent on reading")
+    challenger_share: float | None = Field(description="of requests, that new weights predict")
+
+
 class Pool(_Model):
     """One pool, its queue and its endpoints."""
 
@@ -107,6 +121,7 @@ class Pool(_Model):
     usable: int = Field(description="endpoints that requests are placed on")
     endpoints: list[Endpoint]
     totals: Totals | None
+    length: Length | None = None
 
 
 class Status(_Model):
@@ -236,7 +251,13 @@ def _pool(pool: PoolStatus, totals: PoolTotals | None) -> Pool:
         usable=pool.usable,
         endpoints=[_endpoint(endpoint) for endpoint in pool.endpoints],
         totals=None if totals is None else _totals(totals),
+        length=None if pool.length is None else _length(pool.length),
     )
+
+
+def _length(length: LengthStatus) -> Length:
+    fields = {name: getattr(length, name) for name in Length.model_fields if name != "results"}
+    return Length(**fields, results=dict(length.results))
 
 
 def _endpoint(endpoint: EndpointStatus) -> Endpoint:

@@ -483,6 +483,8 @@ class App:
             if outcome.placed is not None:
                 waited = (outcome.placed - outcome.received) * 1000
                 head.append((b"x-forebay-queue-ms", b"%.1f" % waited))
+            if inbound.pool.predicts:
+                head.append((b"x-forebay-predicted-tokens", b"%d" % outcome.predicted_tokens))
             hit = (
                 None
                 if inbound.pool.prefix is None

@@ -5,9 +5,12 @@ Whatever changes an endpoint's view goes through here, so that the dispatcher he
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from random import Random
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from forebay.adapters.base import Load, Verdict
 from forebay.policies.contracts import InvalidRequest, Overloaded
@@ -17,12 +20,15 @@ from forebay.scheduler.health import State
 from forebay.scheduler.retry import RetryBudget
 
 from .endpoint import settings_of, shown_state
+from .intake import answers
 from .prefix import PoolPrefix
 from .scheduling import (
     Feedback,
     JournalFile,
+    Reading,
     Shared,
     journal_of,
+    predictor_again,
     predictor_of,
     priority_of,
     scheduling_of,
@@ -79,6 +85,10 @@ class Pool:
         self.recallable: dict[str, Relay] | None = None
         """Placed streams without a byte, by request id, where a higher class may call them back."""
         self.length: Estimator = predictor_of(section)
+        self.reading: Reading | None
+        """The same, where it reads prompts while they wait."""
+        self._predicted_by = section
+        self._bind_length()
         self.predicts = section.scheduling.predictor != "none"
         self._prefix_section: object = section.prefix
         self.prefix = prefix_of(section)
@@ -184,6 +194,9 @@ class Pool:
             if placement is None:
                 relay.queued()
                 self.waiting[request.id] = relay
+                if self.reading is not None and not request.avoid:
+                    inbound = relay.inbound
+                    self.reading.ask(request, inbound.body, answers(inbound.body))
             else:
                 self._note_placed(placement)
                 relay.placed(placement, now)
@@ -282,9 +295,13 @@ class Pool:
 
     def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
         """Take a section's order; what waits and runs goes on under it."""
-        if predictor_of(section).__class__ is not self.length.__class__:
-            self.length = predictor_of(section)
+        length = predictor_again(section, self._predicted_by, self.length)
+        if length is not self.length:
+            self.length = length
+            self._bind_length()
             self.predicts = section.scheduling.predictor != "none"
+        self._predicted_by = section
+        settings = self._believed(settings)
         changed = settings != self._settings
         if section.prefix != self._prefix_section:
             self.prefix, self._prefix_section = prefix_of(section), section.prefix
@@ -292,16 +309,56 @@ class Pool:
         journal = journal_of(section, self._journal)
         if changed or journal is not self._journal:
             self._settings, self._journal = settings, journal
-            before, self.dispatcher = self.dispatcher, self._make_dispatcher()
-            self.dispatcher.take_over(before)
+            self._remake()
             recalls = settings.guards is not None and settings.guards.recalls
             self.recallable = {} if recalls else None
-        self.dispatcher.set_limits(
-            max_requests=section.queue.max_requests,
-            max_bytes=section.queue.max_bytes,
-            classes=section.queue.classes,
-        )
+        self._limit()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
+
+    def _limit(self) -> None:
+        queue = self.section.queue
+        self.dispatcher.set_limits(
+            max_requests=queue.max_requests, max_bytes=queue.max_bytes, classes=queue.classes
+        )
+
+    def _remake(self) -> None:
+        before, self.dispatcher = self.dispatcher, self._make_dispatcher()
+        self.dispatcher.take_over(before)
+
+    # -- predicted lengths -----------------------------------------------------------------------
+
+    def _bind_length(self) -> None:
+        self.reading = self.length if isinstance(self.length, Reading) else None
+        if self.reading is not None:
+            waits = self.waiting.__contains__
+            self.reading.bind(revise=self.revise, waits=waits, trust=self._trust)
+
+    def revise(self, request_id: str, output_tokens: int) -> bool:
+        """Put a better estimate in the place of a waiting request's; False when its turn came."""
+        relay = self.waiting.get(request_id)
+        if relay is None:
+            return False
+        better = replace(relay.request, output_tokens_estimate=output_tokens)
+        if not self.dispatcher.revise(better, relay.request.arrived):
+            return False
+        relay.revised(better)
+        return True
+
+    def _believed(self, settings: Scheduling) -> Scheduling:
+        """Return settings that order by length only while predictions are believed."""
+        if self.reading is None or self.reading.trusted:
+            return settings
+        return dataclasses.replace(settings, predicts=False)
+
+    def _trust(self) -> None:
+        """Order anew, since trust in predictions was lost or has come back."""
+        self._settings = dataclasses.replace(self._settings, predicts=self._is_believed())
+        self._remake()
+        self._limit()
+        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
+
+    def _is_believed(self) -> bool:
+        return self.reading is None or self.reading.trusted
 
     def succeeded(self, endpoint: Endpoint, now: float) -> None:
         """Take in a good answer."""

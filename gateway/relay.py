@@ -128,6 +128,16 @@ class Relay:
             if not (self._inbound.places and self._move(reason_of(error), now)):
                 self._reject(error)
 
+    @property
+    def inbound(self) -> Inbound:
+        """What was read of the call."""
+        return self._inbound
+
+    def revised(self, request: Request) -> None:
+        """Take a better estimate of how long the answer will be; it waits on."""
+        self.request = request
+        self.outcome.predicted_tokens = request.output_tokens_estimate
+
     def queued(self) -> None:
         """Wait until some endpoint has room."""
         if self._state is not _QUEUED:  # where a retry stands already

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forebay.policies.contracts import Charged, ConfigError
 from forebay.scheduler.admission import TABLE, Watermark, WatermarkSettings
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Ordering, Outcome, Placement, Request
     from forebay.scheduler.cost import Cost
     from forebay.scheduler.window_adaptive import AdaptiveWindow
+
+    from .intake import AnyBody
+    from .telemetry.snapshot import LengthStatus
 
 from forebay.gateway.config.tenancy import reserve_of
 
@@ -42,6 +45,38 @@ def shared_of(config: sections.Config) -> Shared:
     reserves = dict(reserve_of(tenant, config.plans) for tenant in config.tenants)
     reserves.pop("", None)
     return Shared(classes=bool(config.sla), reserves=reserves)
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """An estimator that reads prompts while they wait (`lengths.PoolLength`)."""
+
+    @property
+    def trusted(self) -> bool:
+        """Predictions are believed."""
+        ...
+
+    def bind(
+        self,
+        *,
+        revise: Callable[[str, int], bool],
+        waits: Callable[[str], bool],
+        trust: Callable[[], None],
+    ) -> None:
+        """Take what the pool does with better estimates."""
+        ...
+
+    def ask(self, request: Request, body: AnyBody, answers: int) -> None:
+        """Have a prompt read."""
+        ...
+
+    def status(self) -> LengthStatus:
+        """Say how it does."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading."""
+        ...
 
 
 def scheduling_of(section: sections.Pool, shared: Shared) -> Scheduling:
@@ -87,8 +122,33 @@ def window_of(section: sections.Pool) -> WindowSettings:
 
 
 def predictor_of(section: sections.Pool) -> Estimator:
-    """Make the pool's length predictor."""
-    return MeanLength() if section.scheduling.predictor == "mean" else ConstantLength()
+    """Make the pool's length predictor. Raises ConfigError."""
+    name = section.scheduling.predictor
+    if name == "none":
+        return ConstantLength()
+    if name == "mean":
+        return MeanLength()
+    from .reading_lengths import reader_of  # noqa: PLC0415 - numpy and ONNX Runtime, only where asked for
+
+    return reader_of(section)
+
+
+def predictor_again(section: sections.Pool, before: sections.Pool, now: Estimator) -> Estimator:
+    """Return what a changed section asks for; the one there is, where it is that.
+
+    A reload has been judged by then, so a predictor that cannot be made is told in the log.
+    """
+    own, was = section.scheduling, before.scheduling
+    if (own.predictor, own.prediction) == (was.predictor, was.prediction):
+        return now
+    try:
+        made = predictor_of(section)
+    except ConfigError as error:
+        logger.warning("the length predictor stays", extra={"reason": error.message})
+        return now
+    if isinstance(now, Reading):
+        now.close()
+    return made
 
 
 def priority_of(request: Request) -> int:

@@ -35,6 +35,7 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         prefix_predicted_tokens=0 if prefix is None else prefix.predicted_tokens,
         prefix_confirmed=0 if prefix is None else prefix.learned.confirmed,
         prefix_ghosts=0 if prefix is None else prefix.learned.ghosts,
+        length=None if pool.reading is None else pool.reading.status(),
     )
 
 

@@ -268,6 +268,18 @@ class Dispatcher:
         """Tell whether an endpoint that is usable now could serve it, with room or without."""
         return bool(self._placing.eligible(request, now))
 
+    def revise(self, request: Request, now: float) -> bool:
+        """Put a waiting request's better estimate in the place of what was known of it.
+
+        It keeps its place by its `sequence`. False when it does not wait.
+        """
+        before = self.waiting.get(request.id)
+        if before is None or before.avoid != request.avoid:
+            return False
+        self._leave(before)
+        self._wait(request, now)
+        return True
+
     def leave(self, request: Request) -> bool:
         """Forget a waiting request whose caller left; False when it does not wait."""
         return self._leave(request)

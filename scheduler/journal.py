@@ -128,6 +128,11 @@ class Journaled(Dispatcher):
         self._in("tick", now)
         super().tick(now)
 
+    def revise(self, request: Request, now: float) -> bool:
+        """See Dispatcher."""
+        self._in("revise", now, request.id, request.output_tokens_estimate)
+        return super().revise(request, now)
+
     def leave(self, request: Request) -> bool:
         """See Dispatcher."""
         self._in("leave", request.id)
@@ -247,6 +252,12 @@ class Replay:
 
     def _tick(self, now: float) -> None:
         self._core.tick(now)
+
+    def _revise(self, now: float, request_id: str, output_tokens: int) -> None:
+        request = self._core.waiting.get(request_id)
+        if request is not None:
+            better = msgspec.structs.replace(request, output_tokens_estimate=output_tokens)
+            self._core.revise(better, now)
 
     def _leave(self, request_id: str) -> None:
         request = self._core.waiting.get(request_id)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .base import Count, Duration, Name, Section, Share
+from .base import Bytes, Count, Duration, Name, Section, Share
 
 
 def read_limit(value: object) -> object:
@@ -142,17 +143,66 @@ class Watermarks(Section):
         return self
 
 
+_PREDICTORS = ("encoder", "linear", "mean", "none")
+
+
+def read_predictor(value: object) -> object:
+    """Return a predictor's name, or the URL of one."""
+    if value in _PREDICTORS or (isinstance(value, str) and re.match(r"https?://[^\s/]", value)):
+        return value
+    raise ValueError(f"must be one of {', '.join(_PREDICTORS)}, or the URL of a predictor")
+
+
+class Gate(Section):
+    """When predictions are believed; otherwise the mean stands in and `ml` is `fair`."""
+
+    accuracy: Share = Field(
+        default=0.6, ge=0, le=1, description="share of answers in the predicted bucket"
+    )
+    tau: Share = Field(
+        default=0.1, ge=0, le=1, description="rank correlation (Kendall's tau-b) with the truth"
+    )
+
+
+class Prediction(Section):
+    """How prompts are read, where `predictor` reads them."""
+
+    budget: Duration = Field(
+        default=0.005,
+        gt=0,
+        description="a request that has waited longer for the reading thread is not read",
+    )
+    weights: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder of `forebay predictor train`; default: the weights shipped",
+    )
+    challenger: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder of weights that take over step by step, if they are better",
+    )
+    gate: Gate = Gate()
+    outcomes: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file of features and lengths to learn from, prompts and tenants as hashes",
+    )
+    outcomes_limit: Bytes = Field(
+        default=64 << 20, ge=1 << 16, description="of that file and the one before it"
+    )
+    prompts: bool = Field(default=False, description="write prompts' texts to that file too")
+
+
 class Scheduling(Section):
     """Who goes next, and what guards it."""
 
-    later_values: ClassVar[dict[str, frozenset[str]]] = {
-        "predictor": frozenset({"encoder", "linear"})
-    }
-
-    predictor: Literal["mean", "none"] = Field(
+    predictor: Annotated[str, BeforeValidator(read_predictor)] = Field(
         default="none",
-        description="of output tokens: the running mean of tenant and model; `none`: all alike",
+        description="of output tokens: `mean` of tenant and model; `linear` and `encoder` read the "
+        "prompt, as does a URL's; `none`: all alike",
     )
+    prediction: Prediction = Prediction()
     guards: Guards = Guards()
     reread: Reread = Reread()
     double_queue: DoubleQueue | None = Field(

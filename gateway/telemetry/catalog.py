@@ -137,6 +137,23 @@ PREFIX_HITS = _counter(
     ("pool", "outcome"),
     "predicted hits by what the engine then said: confirmed or ghost",
 )
+PREDICTIONS = _counter(
+    "forebay_predictions_total",
+    ("pool", "result"),
+    "waiting requests to be read: predicted, cached, late, placed (before it was read) or failed",
+)
+PREDICTION_TIME = _counter(
+    "forebay_prediction_seconds_total", _POOL, "time spent on reading prompts, off the loop"
+)
+PREDICTOR_TRUSTED = _gauge(
+    "forebay_predictor_trusted", _POOL, "1 while predicted lengths are believed, else 0"
+)
+PREDICTOR_ACCURACY = _gauge(
+    "forebay_predictor_bucket_accuracy_ratio", _POOL, "of the last outcomes, in the right bucket"
+)
+PREDICTOR_TAU = _gauge(
+    "forebay_predictor_tau", _POOL, "rank correlation of the last outcomes with what was predicted"
+)
 CLASS_QUEUED = _gauge(
     "forebay_class_queue_requests", ("pool", "sla", "tenant"), "requests waiting, by whose"
 )

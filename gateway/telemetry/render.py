@@ -20,14 +20,14 @@ from .labels import STATES, state_label
 from .snapshot import PHASES_OF_EXPERIMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric as Family
 
     from .catalog import Metric
     from .histogram import HistogramCopy
     from .metrics import Copied, Labels
-    from .snapshot import EndpointStatus, QueueStatus, QuotaStatus, Snapshot
+    from .snapshot import EndpointStatus, LengthStatus, QueueStatus, QuotaStatus, Snapshot
 
 
 def render_text(accept: str, copied: Copied, snapshot: Snapshot) -> tuple[str, bytes]:
@@ -164,6 +164,23 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
     hits = {(n, "confirmed"): p.prefix_confirmed for n, p in looking}
     hits |= {(n, "ghost"): p.prefix_ghosts for n, p in looking}
     yield _counter(catalog.PREFIX_HITS, hits)
+    yield from _length_gauges([(p.name, p.length) for p in pools if p.length is not None])
+
+
+def _length_gauges(pools: Sequence[tuple[str, LengthStatus]]) -> Iterator[Family]:
+    results = {(name, what): count for name, own in pools for what, count in own.results}
+    yield _counter(catalog.PREDICTIONS, results)
+    yield _counter(catalog.PREDICTION_TIME, {(name,): own.seconds for name, own in pools})
+    yield _gauge(catalog.PREDICTOR_TRUSTED, {(name,): float(own.trusted) for name, own in pools})
+    for metric, read in _LENGTH_SCORES:
+        values = {(name,): read(own) for name, own in pools}
+        yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})
+
+
+_LENGTH_SCORES: tuple[tuple[Metric, Callable[[LengthStatus], float | None]], ...] = (
+    (catalog.PREDICTOR_ACCURACY, lambda own: own.accuracy),
+    (catalog.PREDICTOR_TAU, lambda own: own.tau),
+)
 
 
 _ENDPOINT_GAUGES: tuple[tuple[Metric, Callable[[EndpointStatus], float | None]], ...] = (

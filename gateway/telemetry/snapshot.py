@@ -56,6 +56,28 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthStatus:
+    """A pool's predictor that reads prompts."""
+
+    trusted: bool = True
+    """Predictions are believed; otherwise the mean stands in and `ml` is `fair`."""
+    reason: str = ""
+    """Why they are not."""
+    closed_times: int = 0
+    """How often trust was lost."""
+    accuracy: float | None = None
+    tau: float | None = None
+    """Of the last outcomes; None until there were enough."""
+    outcomes: int = 0
+    results: tuple[tuple[str, int], ...] = ()
+    """What became of requests that were to be read, how many."""
+    seconds: float = 0.0
+    """Spent on reading."""
+    challenger_share: float | None = None
+    """Of requests, that new weights predict; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """One pool and its queue."""
 
@@ -72,6 +94,8 @@ class PoolStatus:
     prefix_confirmed: int = 0
     prefix_ghosts: int = 0
     """Predicted hits that the engine said did not happen."""
+    length: LengthStatus | None = None
+    """None where no prompts are read."""
 
     @property
     def usable(self) -> int:

@@ -75,6 +75,8 @@ class Parts:
     shift: NDArray[np.float32]
     scale: NDArray[np.float32]
     """Of what is counted in a prompt."""
+    errors: NDArray[np.float32]
+    """Of the ridge alone, in logs: a hundred quantiles."""
     calibration: Calibration = field(default_factory=Calibration)
     card: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """How and from what it was trained."""
@@ -183,7 +185,12 @@ class Encoder:
             "card": parts.card,
         }
         arrays = io.BytesIO()
-        own: dict[str, Any] = {"shift": parts.shift, "scale": parts.scale, **parts.ridge.arrays()}
+        own: dict[str, Any] = {
+            "shift": parts.shift,
+            "scale": parts.scale,
+            "errors": parts.errors,
+            **parts.ridge.arrays(),
+        }
         np.savez_compressed(arrays, **own)
         text = json.dumps(meta, ensure_ascii=False, separators=(",", ":"))
         return dict(zip(FILES, (text.encode(), parts.onnx, arrays.getvalue()), strict=True))
@@ -208,6 +215,7 @@ class Encoder:
             ridge=Ridge.from_arrays(arrays),
             shift=arrays["shift"],
             scale=arrays["scale"],
+            errors=arrays["errors"],
             calibration=Calibration(**meta["calibration"]),
             card=meta["card"],
         )

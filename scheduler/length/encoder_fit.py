@@ -27,6 +27,7 @@ from .fields import ROW, row_of
 from .linear import (
     Ridge,
     by_prompt,
+    error_quantiles,
     matrix_of,
     out_of_fold,
     prompt_targets,
@@ -144,6 +145,7 @@ def _train(
         ridge=ridge,
         shift=shift.astype(np.float32),
         scale=scale.astype(np.float32),
+        errors=error_quantiles(np.log1p(tokens) - base - opinions[prompts.of, 0]),
         card={
             "examples": len(examples),
             "prompts": len(prompts.texts),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .contracts import Example, LengthFeatures
+    from .encoder import Parts
 
 _FOLDS = 4
 _MOST_WEIGHT = 16
@@ -180,6 +181,11 @@ def out_of_fold(
     return said
 
 
+def error_quantiles(errors: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return a hundred quantiles of errors made on prompts that were not seen."""
+    return np.quantile(errors, np.linspace(0.005, 0.995, 100)).astype(np.float32)
+
+
 class LinearText:
     """Predicts from a ridge's residual and the model's mean; see the module."""
 
@@ -199,10 +205,16 @@ class LinearText:
         targets, weights = prompt_targets(prompts, residuals, tokens), prompt_weights(prompts)
         matrix, ridge = matrix_of(prompts.texts), Ridge(alpha=self.alpha)
         unseen = out_of_fold(ridge, matrix, targets, weights, self.random_state)
-        errors = residuals - unseen[prompts.of, 0]
-        self.errors_ = np.quantile(errors, np.linspace(0.005, 0.995, 100)).astype(np.float32)
+        self.errors_ = error_quantiles(residuals - unseen[prompts.of, 0])
         self.ridge_ = ridge.fit_matrix(*matrix, targets, weights)
         return self
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self:
+        """Make a fitted one of an encoder's parts: what reads n-grams beside its network."""
+        made = cls()
+        made.means_, made.ridge_, made.errors_ = parts.means, parts.ridge, parts.errors
+        return made
 
     def predict(self, features: Sequence[LengthFeatures]) -> list[Prediction]:
         """Predict one answer's length for each. Raises NotFitted."""

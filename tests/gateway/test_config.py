@@ -269,10 +269,16 @@ def test_a_pools_later_keys_are_refused(key: str):
     ]
 
 
-@pytest.mark.parametrize("predictor", ["encoder", "linear"])
-def test_later_predictors_are_refused(predictor: str):
-    message = f"'{predictor}' is not in this version; use mean or none"
-    found = errors(with_line(f"    scheduling: {{predictor: {predictor}}}"))
+@pytest.mark.parametrize("predictor", ["none", "mean", "linear", "encoder", "http://10.0.0.9/p"])
+def test_every_predictor_may_be_named_or_is_a_url(predictor: str):
+    config = load.read(with_line(f"    scheduling: {{predictor: {predictor!r}}}"), {})
+    assert config.pools[0].scheduling.predictor == predictor
+
+
+@pytest.mark.parametrize("predictor", ["best", "ftp://x", "http://", 3])
+def test_other_predictors_are_refused(predictor: object):
+    message = "must be one of encoder, linear, mean, none, or the URL of a predictor"
+    found = errors(with_line(f"    scheduling: {{predictor: {predictor!r}}}"))
     assert found == [(7, "pools[0].scheduling.predictor", message)]
 
 

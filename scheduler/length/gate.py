@@ -1,0 +1,156 @@
+"""Whether predictions are to be believed: judged on outcomes, and given up while they are bad.
+
+Two ways to lose trust. Predictions are no good: over the last answers they hit the right bucket too
+seldom, or their order has little to do with the true one, by more than chance. Or the world has
+changed: a model's residuals are no longer distributed as they were when trust began. A lasting
+shift shows first in their cumulative sum (Page's test), a change of shape in Kolmogorov-Smirnov
+and PSI together. Trust comes back by itself, once a fresh window is good again and the
+correction has caught up.
+
+A window must be worse than its bar by more than chance explains (three standard errors of the
+share, two of tau), so what is just good enough is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .scores import buckets_of, ks, psi, tau_b
+
+_ERRORS = 3.0
+_SLACK = 0.3
+_FAR = 3.0
+"""Standard deviations that one answer counts as at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """How a gate judges."""
+
+    accuracy: float = 0.6
+    """Share of answers in the predicted bucket, as it should be. Not .7: prompts alone give .66 to
+    .9 by model, so a higher bar is crossed by chance again and again."""
+    tau: float = 0.1
+    """Kendall's tau-b between predicted and true lengths, likewise."""
+    window: int = 300
+    every: int = 25
+    fewest: int = 150
+    """Answers without which nothing is judged."""
+    reference: int = 400
+    """Residuals of a model that later ones are held against."""
+    recent: int = 200
+    p: float = 1e-8
+    """Of the Kolmogorov-Smirnov test; thousands of windows are looked at."""
+    psi: float = 0.25
+    sum: float = 30.0
+    """Cumulative sum of residuals, in standard deviations past `_SLACK` each, that is no chance:
+    some two million answers pass before one is reached without a cause, even where the mean that
+    trust began with is off by a tenth of a deviation."""
+
+
+@dataclass(slots=True)
+class _Drift:
+    """One model's residuals: those that trust began with, and the last."""
+
+    settings: GateSettings
+    reference: list[float] = field(default_factory=list[float])
+    recent: deque[float] = field(default_factory=deque[float])
+    seen: int = 0
+    mean: float = 0.0
+    spread: float = 1.0
+    up: float = 0.0
+    down: float = 0.0
+
+    def add(self, residual: float) -> bool:
+        """Take one in; True when the last are not distributed as the first."""
+        own = self.settings
+        if len(self.reference) < own.reference:
+            self.reference.append(residual)
+            if len(self.reference) == own.reference:
+                self.mean = float(np.mean(self.reference))
+                self.spread = float(np.std(self.reference)) or 1.0
+            return False
+        if self._summed(residual):
+            return True
+        self.recent.append(residual)
+        if len(self.recent) > own.recent:
+            self.recent.popleft()
+        self.seen += 1
+        if len(self.recent) < own.recent or self.seen % own.every:
+            return False
+        p = ks(self.reference, list(self.recent))[1]
+        return p < own.p and psi(self.reference, list(self.recent)) > own.psi
+
+    def _summed(self, residual: float) -> bool:
+        """Sum what lies past the slack on either side (Page's test)."""
+        off = min(_FAR, max(-_FAR, (residual - self.mean) / self.spread))
+        self.up = max(0.0, self.up + off - _SLACK)
+        self.down = max(0.0, self.down - off - _SLACK)
+        return max(self.up, self.down) > self.settings.sum
+
+
+class Gate:
+    """Open while predictions are believed; see the module."""
+
+    def __init__(self, settings: GateSettings | None = None) -> None:
+        self.settings = settings or GateSettings()
+        self.open = True
+        self.reason = ""
+        """Why it is closed; empty while it is open."""
+        self.closed_times = 0
+        self.accuracy: float | None = None
+        self.tau: float | None = None
+        """Of the last window looked at; None before the first."""
+        self.outcomes = 0
+        self._said: deque[float] = deque(maxlen=self.settings.window)
+        self._true: deque[float] = deque(maxlen=self.settings.window)
+        self._drifts: dict[str, _Drift] = {}
+
+    def add(self, model: str, *, said: float, true: float, raw: float) -> bool:
+        """Take in an answer: log lengths predicted, true, and predicted before correction.
+
+        Return True when trust was lost or came back.
+        """
+        self.outcomes += 1
+        self._said.append(said)
+        self._true.append(true)
+        drift = self._drifts.get(model)
+        if drift is None:
+            drift = self._drifts[model] = _Drift(self.settings)
+        if drift.add(true - raw):
+            self._drifts[model] = _Drift(self.settings)
+            return self._close(f"answers of {model} are no longer as long as they were")
+        if len(self._said) < self.settings.fewest or self.outcomes % self.settings.every:
+            return False
+        return self._judge()
+
+    def _judge(self) -> bool:
+        own, size = self.settings, len(self._said)
+        said, true = np.array(self._said), np.array(self._true)
+        hits = buckets_of(np.expm1(said)) == buckets_of(np.rint(np.expm1(true)))
+        self.accuracy, self.tau = float(hits.mean()), tau_b(true, said)
+        spread = (own.accuracy * (1 - own.accuracy) / size) ** 0.5
+        tau_spread = (2 * (2 * size + 5) / (9 * size * (size - 1))) ** 0.5
+        # To come back takes more than to stay, and a whole window.
+        less, less_tau = (_ERRORS, 2.0) if self.open else (1.0, 0.0)
+        bad_tau = not np.isnan(self.tau) and self.tau < own.tau - less_tau * tau_spread
+        if self.accuracy < own.accuracy - less * spread:
+            return self._close(f"only {self.accuracy:.0%} of answers were in their bucket")
+        if bad_tau:
+            return self._close(f"the order of predictions is off: tau {self.tau:.2f}")
+        if self.open or size < own.window:
+            return False
+        self.open, self.reason = True, ""
+        return True
+
+    def _close(self, reason: str) -> bool:
+        was = self.open
+        self.open, self.reason = False, reason
+        if was:
+            self.closed_times += 1
+            self._said.clear()
+            self._true.clear()
+        return was

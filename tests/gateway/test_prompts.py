@@ -1,0 +1,136 @@
+"""What a predictor is told of a body."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from forebay.gateway import wire
+from forebay.gateway.outcomes import OutcomeLog
+from forebay.gateway.prompts import features_of
+from forebay.policies.contracts import ConfigError, Outcome, Request, Route
+from forebay.scheduler.length import LengthFeatures
+
+ASK = "Name three rivers"
+
+
+def read(route: Route, body: dict[str, Any]) -> LengthFeatures:
+    request = Request(
+        id="r",
+        pool="p",
+        route=route,
+        model="big",
+        tenant="acme",
+        sequence=1,
+        arrived=0.0,
+        deadline=60.0,
+        prompt_tokens_estimate=10,
+        output_tokens_estimate=10,
+        uncached_tokens=10,
+    )
+    raw = wire.read(json.dumps(body).encode(), frozenset())
+    return features_of(request, raw, answers=1, hour=7)
+
+
+def says(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (Route.CHAT, {"messages": [says("user", ASK)]}),
+        (Route.CHAT, {"messages": [says("user", [{"type": "text", "text": ASK}])]}),
+        (
+            Route.CHAT,
+            {"messages": [says("user", "hi"), says("assistant", "yes"), says("user", ASK)]},
+        ),
+        (Route.MESSAGES, {"system": "Be brief", "messages": [says("user", ASK)]}),
+        (Route.RESPONSES, {"input": ASK}),
+        (Route.RESPONSES, {"input": [says("user", [{"type": "input_text", "text": ASK}])]}),
+        (Route.COMPLETIONS, {"prompt": ASK}),
+        (Route.COMPLETIONS, {"prompt": [ASK, "and more"]}),
+    ],
+)
+def test_the_callers_last_words_are_the_text(route: Route, body: dict[str, Any]):
+    assert read(route, body).text == ASK
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": None},
+        {"messages": [1, None, {"role": 3}, {"content": {}}]},
+        {"messages": [says("user", [{"type": "image_url"}, 7])]},
+        {"messages": {}},
+        {},
+    ],
+)
+def test_what_is_no_conversation_has_no_text(body: dict[str, Any]):
+    assert read(Route.CHAT, body).text == ""
+
+
+def test_what_stands_around_the_words_is_the_template():
+    plain = {"messages": [says("user", ASK)]}
+    system = {"messages": [says("system", "Be brief"), says("user", "other")]}
+
+    assert read(Route.CHAT, plain).template == ""
+    assert (
+        read(Route.CHAT, system).template
+        == read(
+            Route.CHAT, {"messages": [says("developer", "Be brief"), says("user", ASK)]}
+        ).template
+    )
+    assert read(Route.CHAT, {**system, "tools": [{}]}).template != read(Route.CHAT, system).template
+
+
+def test_fields_of_the_request_are_told():
+    body = {
+        "messages": [says("user", ASK), says("assistant", "x"), says("user", ASK)],
+        "max_tokens": 64,
+        "temperature": 0.5,
+        "tools": [{}, {}],
+        "response_format": {"type": "json_object"},
+        "stop": ["\n"],
+    }
+
+    told = read(Route.CHAT, body)
+
+    assert told._replace(template="") == LengthFeatures(
+        Route.CHAT,
+        "big",
+        "acme",
+        10,
+        64,
+        1,
+        text=ASK,
+        turns=2,
+        tools=2,
+        schema=True,
+        stop=True,
+        temperature=0.5,
+        hour=7,
+    )
+    odd = {"messages": [], "max_tokens": "9", "temperature": "hot", "tools": 4}
+    assert read(Route.CHAT, odd)[4:6] == (None, 1)
+
+
+def test_the_log_of_outcomes_has_an_end(tmp_path: Any):
+    path = tmp_path / "outcomes"
+    log = OutcomeLog(str(path), limit=1 << 16, prompts=False)
+    features = read(Route.CHAT, {"messages": [says("user", ASK)]})
+    for _ in range(1000):
+        log.write(features, Outcome("r", "p", Route.CHAT, "acme", output_tokens=5))
+    log.close()
+    log.write(features, Outcome("r", "p", Route.CHAT, "acme"))
+
+    sizes = [(tmp_path / name).stat().st_size for name in ("outcomes", "outcomes.1")]
+    assert max(sizes) <= 1 << 15
+    assert "acme" not in path.read_text()
+
+
+def test_a_log_that_cannot_be_written_is_refused():
+    with pytest.raises(ConfigError, match="cannot write outcomes to '/nowhere/x': No such file"):
+        OutcomeLog("/nowhere/x", limit=1 << 16, prompts=False)
