@@ -40,7 +40,11 @@ def add(commands: Commands) -> None:
     option("--endpoints", type=positive, default=2, help="engines (%(default)s)")
     option("--engine-profile", default="h200-8b", help="a name, or a file of `forebay calibrate`")
     option("--load", type=loads, default=[0.95], help="loads, comma-separated (0.95)")
-    option("--predictor", default="ssjf", help="oracle, mean, none or ssjf (%(default)s)")
+    option(
+        "--predictor",
+        default="ssjf",
+        help="oracle, encoder, linear, mean, none or ssjf (%(default)s)",
+    )
     option("--seed", type=seeds, nargs="+", default=[[0]], help="seeds (0)")
     option("--requests", type=positive, metavar="N", help="only the first N of each trace")
     option(

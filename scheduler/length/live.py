@@ -84,8 +84,9 @@ class LiveLength:
 
     def learn(self, request: Request, outcome: Outcome) -> None:
         """Take in how a request ended."""
-        self.mean.learn(request, outcome)
         asked = self._open.pop(request.id, None)
+        if asked is None:
+            self.mean.learn(request, outcome)
         tokens = outcome.output_tokens or (outcome.events if outcome.finish in _CUT else 0)
         if asked is None or not tokens:
             return
@@ -97,6 +98,7 @@ class LiveLength:
         self.correction.add(own.tenant, own.model, own.template, true - asked.raw, cut=cut)
         if cut:
             return
+        self.mean.note(own, tokens)
         self.gate.add(own.model, said=asked.said, true=true, raw=asked.raw)
         if self.rivals is not None and asked.rival is not None:
             self.rivals.add(abs(true - asked.raw), abs(true - asked.rival))

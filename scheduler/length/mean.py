@@ -1,9 +1,10 @@
 """The baseline: an answer is as long as this tenant's answers of this model were of late.
 
-Means and quantiles by tenant and model, fading, out of what was really answered. An answer that was
-cut (by max_tokens, by a caller who left, by a fault) only says that it would have been longer, so
-nothing is learnt from it. A pair that was seen less than `enough` times is thought to be like all
-others of its model, and a model like all answers.
+Means and quantiles by tenant, model and, where it is known, template; fading, out of what was
+really answered. An answer that was cut (by max_tokens, by a caller who left, by a fault) only says
+that it would have been longer, so nothing is learnt from it. What was seen less than `enough` times
+is thought to be like what is wider: a template like its tenant, a tenant like all of the model, a
+model like all answers.
 
 When not to use it: nothing is known of the single request, so inside one tenant all look alike; and
 several answers asked for at once (`n`) are learnt as one long one.
@@ -32,7 +33,7 @@ _BINS_PER_DOUBLING = 4
 _BINS = 22 * _BINS_PER_DOUBLING
 _FADE_AT = 2000.0
 """Answers after which what was seen counts half."""
-_MAX_PAIRS = 4096
+_MAX_KEYS = 8192
 _COMPLETED = Finish.COMPLETED
 
 
@@ -87,15 +88,14 @@ class MeanLength:
         self._first = first
         self._enough = enough
         self._all = Lengths()
-        self._models: dict[str, Lengths] = {}
-        self._pairs: dict[tuple[str, str], Lengths] = {}
+        self._known: dict[tuple[str, ...], Lengths] = {}
 
     def fit(self, examples: Sequence[Example]) -> Self:
         """Learn from whole answers; forgets what was learnt before."""
-        self._all, self._models, self._pairs = Lengths(), {}, {}
+        self._all, self._known = Lengths(), {}
         for example in examples:
             if not example.cut:
-                self._add(example.features.tenant, example.features.model, example.tokens)
+                self.note(example.features, example.tokens)
         return self
 
     def predict(self, features: Sequence[LengthFeatures]) -> list[Prediction]:
@@ -108,14 +108,14 @@ class MeanLength:
         """Return the predicted output tokens of all answers together."""
         if features.route in without_output:
             return 0
-        known = self._find(features.tenant, features.model)
+        known = self._find(features)
         each = round(known.mean) if known is not None else self._first
         limit = features.max_tokens
         return (each if limit is None or limit > each else max(0, limit)) * features.answers
 
     def quantiles(self, features: LengthFeatures, *shares: float) -> list[float]:
         """Return quantiles of one answer's length, 0 to 1 each; clipped to max_tokens."""
-        known = self._find(features.tenant, features.model) or self._all
+        known = self._find(features) or self._all
         limit = float("inf") if features.max_tokens is None else float(features.max_tokens)
         return [min(limit, known.quantile(share)) for share in shares]
 
@@ -124,29 +124,41 @@ class MeanLength:
         tokens = outcome.output_tokens
         if not tokens or outcome.finish is not _COMPLETED or outcome.finish_reason == "length":
             return
-        self._add(request.tenant, request.model, tokens)
+        self._add(request.tenant, request.model, "", tokens)
+
+    def note(self, features: LengthFeatures, tokens: int) -> None:
+        """Take in the length of a whole answer, where its template is known too."""
+        self._add(features.tenant, features.model, features.template, tokens)
 
     def _prediction(self, features: LengthFeatures) -> Prediction:
-        known = self._find(features.tenant, features.model) or self._all
+        known = self._find(features) or self._all
         quantiles = (known.quantile(0.1), known.quantile(0.5), known.quantile(0.9))
         below = [known.share_under(edge) for edge in EDGES]
         first, second, third = below
         buckets = (first, second - first, third - second, 1 - third)
         return Prediction(known.mean, quantiles, buckets, log1p(known.mean))
 
-    def _add(self, tenant: str, model: str, tokens: int) -> None:
+    def _add(self, tenant: str, model: str, template: str, tokens: int) -> None:
         self._all.add(tokens)
-        for table, key in ((self._models, model), (self._pairs, (tenant, model))):
-            lengths = table.get(key)  # type: ignore[arg-type] - each table with its own key
-            if lengths is None and len(table) < _MAX_PAIRS:
-                lengths = table[key] = Lengths()  # type: ignore[index] - likewise
+        known = self._known
+        for key in _keys(tenant, model, template):
+            lengths = known.get(key)
+            if lengths is None and len(known) < _MAX_KEYS:
+                lengths = known[key] = Lengths()
             if lengths is not None:
                 lengths.add(tokens)
 
-    def _find(self, tenant: str, model: str) -> Lengths | None:
+    def _find(self, features: LengthFeatures) -> Lengths | None:
         """Return the narrowest that has seen enough."""
-        enough = self._enough
-        for lengths in (self._pairs.get((tenant, model)), self._models.get(model), self._all):
+        enough, known = self._enough, self._known
+        for key in _keys(features.tenant, features.model, features.template):
+            lengths = known.get(key)
             if lengths is not None and lengths.seen >= enough:
                 return lengths
-        return None
+        return self._all if self._all.seen >= enough else None
+
+
+def _keys(tenant: str, model: str, template: str) -> tuple[tuple[str, ...], ...]:
+    """Return what an answer counts for, the narrowest first."""
+    wide = ((model, tenant), (model,))
+    return ((model, tenant, template), *wide) if template else wide

@@ -4,17 +4,21 @@
 (all tenants' until it has seen eight of its own). `none` says the same for all. `ssjf` errs as a
 published predictor did: by the quantile of a request's true length among the trace's, a class is
 drawn from how that predictor confused its five classes, and the class stands for the mean length
-that the trace's requests of this class have.
+that the trace's requests of this class have. `encoder` and `linear` err as those of this package
+were measured to, in the same manner.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from forebay.scheduler.length import ConstantLength
 from forebay.scheduler.length.mean import Lengths
+
+from .errors import ENCODER, LINEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,6 +132,38 @@ class Published:
         """See Guess."""
 
 
+class Measured:
+    """Errs as a predictor of ours was measured to; drawn once for each request of the trace.
+
+    For the twentieth of a true length a tenth is drawn, and a place in it; what is said is the
+    length that stands there among the trace's.
+    """
+
+    def __init__(
+        self, shares: Sequence[Sequence[float]], trace: Sequence[TraceRequest], seed: int
+    ) -> None:
+        rng = Random(seed)  # noqa: S311 - draws a predictor's errors
+        lengths = sorted(request.output_tokens for request in trace)
+        self._said = [
+            _at(
+                lengths,
+                (_draw_of(shares[_twentieth(r.output_tokens, lengths)], rng) + rng.random()),
+            )
+            for r in trace
+        ]
+
+    def __call__(self, index: int, request: TraceRequest) -> int:
+        """Return the length that was drawn."""
+        return clip(self._said[index], request)
+
+    def ended(self, request: TraceRequest) -> None:
+        """See Guess."""
+
+
+def _at(lengths: Sequence[int], tenths: float) -> int:
+    return lengths[min(len(lengths) - 1, int(tenths / 10 * len(lengths)))]
+
+
 def clip(tokens: int, request: TraceRequest) -> int:
     """Return a prediction, at least 1 and at most what the caller allows."""
     limit = request.max_tokens
@@ -141,12 +177,16 @@ def _twentieth(length: int, lengths: Sequence[int]) -> int:
 
 
 def _draw(twentieth: int, rng: Random) -> int:
-    left = rng.random() * sum(CONFUSION[twentieth])
-    for number, share in enumerate(CONFUSION[twentieth]):
+    return _draw_of(CONFUSION[twentieth], rng)
+
+
+def _draw_of(shares: Sequence[float], rng: Random) -> int:
+    left = rng.random() * sum(shares)
+    for number, share in enumerate(shares):
         left -= share
         if left < 0:
             return number
-    return len(CONFUSION[twentieth]) - 1
+    return len(shares) - 1
 
 
 def _mean_lengths(trace: Sequence[TraceRequest], classes: Sequence[int]) -> dict[int, int]:
@@ -157,13 +197,15 @@ def _mean_lengths(trace: Sequence[TraceRequest], classes: Sequence[int]) -> dict
     return {number: round(tokens / count) for number, (count, tokens) in sums.items()}
 
 
-SIZED = frozenset({"oracle", "ssjf"})
+SIZED = frozenset({"encoder", "linear", "oracle", "ssjf"})
 """Those that tell one request from another."""
 GUESSES: dict[str, Callable[[Sequence[TraceRequest], int], Guess]] = {
     "oracle": lambda _trace, _seed: Oracle(),
     "mean": lambda _trace, _seed: RunningMean(),
     "none": lambda _trace, _seed: Same(),
     "ssjf": Published,
+    "encoder": partial(Measured, ENCODER),
+    "linear": partial(Measured, LINEAR),
 }
 
 
