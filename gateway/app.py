@@ -37,7 +37,7 @@ from .failing import retry_after
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
-from .places import BAD_ANSWER
+from .places import BAD_ANSWER, ROLLED_BACK
 from .prefix import tenant_salt
 from .relay import Relay
 from .stored import StoredResponses
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .meter import Meter
     from .pools import Pool
     from .prefix import PoolPrefix
+    from .quality import Quality
     from .shadow import Shadow
     from .telemetry.traces import RequestTrace, Tracing
     from .trials import Trials
@@ -138,6 +139,8 @@ class App:
         """Who counts and decides for them."""
         self.shadow: Shadow | None = None
         """Who copies requests to other arms."""
+        self.quality: Quality | None = None
+        """Who looks at answers."""
         self.paused = set[str]()
         """Tenants that an operator lets wait outside."""
         self._clock = time.time
@@ -414,6 +417,8 @@ class App:
         )
         if inbound.trial is not None and self.shadow is not None:
             self.shadow.choose(inbound)
+        if self.quality is not None:
+            self.quality.choose(inbound)
 
     def _by_length(self, inbound: Inbound, model: str, cost: int) -> Pool:
         """Return the pool for a request of this predicted cost: another one where it is long."""
@@ -510,6 +515,8 @@ class App:
         """Take note that a request goes on at another place than was meant for it."""
         if inbound.trial is not None and self.keeper is not None:
             request = inbound.request
+            if reason == ROLLED_BACK:
+                inbound.trial.done = True  # what was decided is no more said of the arm
             self.keeper.failed(inbound.trial, request.sla, request.prompt_tokens_estimate)
         self.observer.moved(inbound.pool.name, reason)
 
@@ -520,6 +527,8 @@ class App:
             self.keeper.settled(inbound, outcome)
             if inbound.copy is not None and self.shadow is not None:
                 self.shadow.settled(inbound, outcome)
+        if inbound.copy is not None and self.quality is not None:
+            self.quality.settled(inbound, outcome)
         if seen is not None and seen.id and outcome.route == Route.RESPONSES:
             self._stored.add(
                 seen.id,

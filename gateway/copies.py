@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 class Copy:
     """What is kept of one request and its answer, to be sent and compared."""
 
-    __slots__ = ("body", "bound", "call", "fits", "parts", "prompt_tokens", "size", "streamed")
+    __slots__ = (
+        "body",
+        "bound",
+        "call",
+        "fits",
+        "parts",
+        "prompt_tokens",
+        "shadowed",
+        "size",
+        "streamed",
+    )
 
     def __init__(self, inbound: Inbound) -> None:
         self.body: AnyBody = inbound.body
@@ -29,6 +39,8 @@ class Copy:
         self.prompt_tokens = inbound.request.prompt_tokens_estimate
         self.parts: list[bytes] = []
         self.size = 0
+        self.shadowed = False
+        """It is to go to another arm."""
         self.fits = True
         """All of the answer is kept; else none of it."""
         self.streamed = inbound.request.stream

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .trials import Trial
 
 _SHOWN = ("ttft", "tpot", "e2e", "queue", "length")
+_COUNTED = (
+    *("requests", "errors", "answered", "empty", "truncated"),
+    *("prompt_tokens", "cached_tokens", "output_tokens"),
+)
 _CURVE = (*range(1, 100),)
 
 
@@ -46,6 +50,23 @@ class Spread(Struct, frozen=True):
     p99: float
     curve: list[float] = []
     """Percentiles 1 to 99."""
+
+
+class ClassReport(Struct, frozen=True, kw_only=True):
+    """What one arm did for one SLA class."""
+
+    sla: str
+    requests: int
+    errors: int
+    answered: int
+    empty: int
+    truncated: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    goodput: float | None
+    spreads: dict[str, Spread]
+    """Without their curves."""
 
 
 class ArmReport(Struct, frozen=True, kw_only=True):
@@ -73,6 +94,8 @@ class ArmReport(Struct, frozen=True, kw_only=True):
     finish_reasons: dict[str, int]
     spreads: dict[str, Spread]
     endpoints: list[EndpointLoad]
+    classes: list[ClassReport] = []
+    """By SLA class, where there are classes."""
 
 
 class EffectReport(Struct, frozen=True, kw_only=True):
@@ -136,7 +159,7 @@ def report_of(live: Live, now: float) -> Report:
     tested = live.together(tested_key(state))
     shares = weights(plan, state)
     names = [*plan.arms, *(name for name in whole.arms if name not in plan.arms)]
-    hours = max(now - _begun(live), 1.0) / 3600
+    hours = max(now - state.began, 1.0) / 3600
     return Report(
         name=trial.name,
         pool=trial.pool.name,
@@ -166,11 +189,6 @@ def _shadow(live: Live) -> dict[str, object] | None:
     return {"arm": section.arm, "share": section.share, "buckets": buckets}
 
 
-def _begun(live: Live) -> float:
-    log = [decision.at for decision in live.state.log]
-    return min([live.state.since, *log])
-
-
 def _arm(trial: Trial, name: str, whole: Tallies, share: float, hours: float) -> ArmReport:
     plan, tally = trial.plan, whole.whole(name)
     known = name in plan.arms
@@ -191,7 +209,7 @@ def _arm(trial: Trial, name: str, whole: Tallies, share: float, hours: float) ->
         prompt_tokens=tally.prompt_tokens,
         cached_tokens=tally.cached_tokens,
         output_tokens=tally.output_tokens,
-        goodput=tally.good / tally.promised if tally.promised else None,
+        goodput=_goodput(tally),
         cost_per_1k=cost,
         finish_reasons=tally.finish_reasons,
         spreads={each: _spread(getattr(tally, each)) for each in _SHOWN},
@@ -199,12 +217,27 @@ def _arm(trial: Trial, name: str, whole: Tallies, share: float, hours: float) ->
             EndpointLoad(e.name, e.view.usable, e.view.in_flight, e.view.limit)
             for e in (trial.views(name) if known else ())
         ],
+        classes=list(_classes(plan, name, whole)) if len(plan.classes) > 1 else [],
     )
 
 
-def _spread(sketch: Sketch) -> Spread:
-    curve = [sketch.quantile(percent / 100) for percent in _CURVE] if sketch.count else []
-    return Spread(sketch.count, sketch.mean, sketch.quantile(0.5), sketch.quantile(0.99), curve)
+def _classes(plan: Plan, name: str, whole: Tallies) -> Iterator[ClassReport]:
+    for sla in plan.classes:
+        tally = whole.whole(name, [cell for cell in whole.cells(name) if cell.sla == sla])
+        if tally.requests:
+            spreads = {each: _spread(getattr(tally, each), curve=False) for each in _SHOWN}
+            counts = {each: getattr(tally, each) for each in _COUNTED}
+            yield ClassReport(sla=sla, goodput=_goodput(tally), spreads=spreads, **counts)
+
+
+def _goodput(tally: Tally) -> float | None:
+    return tally.good / tally.promised if tally.promised else None
+
+
+def _spread(sketch: Sketch, *, curve: bool = True) -> Spread:
+    shown = _CURVE if curve and sketch.count else ()
+    points = [sketch.quantile(percent / 100) for percent in shown]
+    return Spread(sketch.count, sketch.mean, sketch.quantile(0.5), sketch.quantile(0.99), points)
 
 
 def _effects(plan: Plan, tested: Tallies, arm: str) -> Iterator[EffectReport]:

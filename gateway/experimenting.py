@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .experiments.store import Nowhere
 from .experiments.store_file import FileStore
 from .keeper import Keeper
+from .quality import Quality
 from .shadow import Shadow
 from .telemetry.snapshot import ExperimentStatus
 from .trials import Trials
@@ -54,7 +55,8 @@ def store_of(config: Config, file: Path | None) -> Store:
 
 
 def _copies(tallies: Iterable[ShadowTally]) -> dict[str, int]:
-    found = dict.fromkeys(("same", "different", "sampled", "failed", "dropped"), 0)
+    kinds: list[str] = ["same", "different", "sampled", "failed", "dropped"]
+    found = dict.fromkeys(kinds, 0)
     for tally in tallies:
         found["same"] += tally.exact
         found["different"] += tally.copies - tally.exact
@@ -74,6 +76,7 @@ class Experiments:
         self._app: App
         self.keeper: Keeper | None = None
         self.shadow: Shadow | None = None
+        self.quality: Quality | None = None
 
     async def start(self, app: App) -> None:
         """Take up where the last process was."""
@@ -97,6 +100,10 @@ class Experiments:
             self.shadow = app.shadow = Shadow(
                 now=self._now, crowded=self._is_crowded, tallies=self._shadow_tallies
             )
+        if any(pool.quality for pool in config.pools) and self.quality is None:
+            self.quality = app.quality = Quality(now=self._now)
+        if self.quality is not None:
+            self.quality.configure(app.pools.values())
         found = Trials(config, app.pools) if config.experiments else None
         app.trials, app.keeper = found, self.keeper
         if self.keeper is not None:
@@ -131,6 +138,8 @@ class Experiments:
         """Do what is done by the clock."""
         if self.shadow is not None:
             self.shadow.tick(now)
+        if self.quality is not None:
+            self.quality.tick(now)
         if self.keeper is not None:
             self.keeper.tick(now)
 

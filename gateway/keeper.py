@@ -14,6 +14,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from forebay.policies.experiments.ramp import State, apply, by_hand, judge, outright
 from forebay.policies.experiments.tallies import Tallies
 
@@ -127,7 +129,7 @@ class Keeper:
         self._seen: deque[tuple[str, str, Observation]] = deque()
         self._exchange: asyncio.Task[None] | None = None
         self._exchanged = 0.0
-        self._changes = asyncio.Lock()
+        self._changes, self._storing = asyncio.Lock(), asyncio.Lock()
 
     # -- what is told ----------------------------------------------------------------------------
 
@@ -233,15 +235,16 @@ class Keeper:
 
     async def _store_all(self) -> None:
         try:
-            for live in tuple(self.live.values()):
-                await self._store(live)
+            async with self._storing:
+                for live in tuple(self.live.values()):
+                    await self._store(live)
         except ExperimentsAway as error:
             self._lost(str(error))
         else:
             self._found()
 
     async def _store(self, live: Live) -> None:
-        if live.unsaved or self.store.shared:
+        if live.unsaved:
             live.unsaved = False
             try:
                 await self.store.save(live.trial.name, live.packed())
@@ -264,6 +267,7 @@ class Keeper:
     async def _reread(self, live: Live) -> None:
         kept = await self.store.load(live.trial.name)
         if kept is None:
+            live.unsaved = True  # it was forgotten there
             return
         key = stage_key(kept.state)
         live.others = {each: tallies_of(kept, each) for each in kept.stages}
@@ -316,7 +320,7 @@ class Keeper:
     def _add(self, trial: Trial, kept: Kept | None, *, ours: bool = False) -> None:
         begins = kept is not None and not _fits(trial, kept.state)
         if kept is None or begins:
-            kept = Kept(state=_anew(kept, self._clock()))
+            kept = Kept(state=_anew(kept, trial.plan.arms, self._clock()))
         elif self.store.shared and not ours:
             kept = Kept(state=kept.state)  # the counts are the others', or an earlier process's
         self.live[trial.name] = live = Live(trial, kept)
@@ -339,7 +343,7 @@ class Keeper:
                 decision = by_hand(live.trial.plan, state, what, arm=arm, who=who, now=now)
                 if not self.store.shared:
                     self._take(live, apply(live.trial.plan, state, decision), decision)
-                    await self.store.save(name, live.packed())
+                    await self._store_all()
                     return live.state
                 if await self._commit(live, decision):
                     return live.state
@@ -354,17 +358,17 @@ class Keeper:
         await self.store.close()
 
 
-def _anew(kept: Kept | None, now: float) -> State:
+def _anew(kept: Kept | None, arms: tuple[str, ...], now: float) -> State:
     """Return a first state; after one of other arms, its counts are another run's."""
+    first = State(since=now, began=now, arms=arms)
     if kept is None:
-        return State(since=now)
-    return State(since=now, run=kept.state.run + 1, version=kept.state.version + 1)
+        return first
+    return replace(first, run=kept.state.run + 1, version=kept.state.version + 1)
 
 
 def _fits(trial: Trial, state: State) -> bool:
     """Whether a state is one of these arms'."""
-    known = set(trial.plan.candidates)
-    return set(state.out) <= known and (not state.winner or state.winner in known)
+    return state.arms == trial.plan.arms
 
 
 def _tell(name: str, decision: Decision) -> None:

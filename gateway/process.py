@@ -136,6 +136,7 @@ class Process:
                 lambda: HttpProtocol(self.connections), server.host, server.port
             )
         except ConfigError:
+            await self.experiments.close()
             await self._metering.close()
             raise
         self._listening = True

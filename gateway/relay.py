@@ -56,6 +56,8 @@ _SHORT_BODY = 64 << 10
 _JSON = b"application/json"
 # Reading an enum's member costs 0.1 us in Python 3.11, and a call reads thirty of them.
 _RECEIVING, _QUEUED, _STREAMING = State.RECEIVING, State.QUEUED, State.STREAMING
+_UNSEEN = frozenset({State.PLACED, State.HELD})
+"""Sent, and the caller has seen nothing of an answer."""
 _QUEUE, _PLACE, _HOLD, _STREAM = Event.QUEUE, Event.PLACE, Event.HOLD, Event.STREAM
 
 
@@ -229,6 +231,7 @@ class Relay:
             self._submit(wider, now)
             return
         if self._inbound.places and verdict in MOVES_ON and not self._tries.spent:
+            self.request = wider  # never the same endpoint twice
             reason = SATURATED if verdict is Verdict.FULL else UNHEALTHY
             if self._move(reason, now):
                 return
@@ -274,7 +277,7 @@ class Relay:
 
     def take_back(self, *, running: bool) -> None:
         """Leave an arm that was rolled back: what waits, and with `running` what has no byte."""
-        if self._state is _QUEUED or (running and self._state is State.PLACED):
+        if self._state is _QUEUED or (running and self._state in _UNSEEN):
             self.leave(ROLLED_BACK)
 
     def _reject(self, error: Rejected) -> None:

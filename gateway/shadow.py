@@ -72,7 +72,7 @@ class _Sent:
         """See Sink."""
         self._shadow.ended(self)
 
-    def on_failure(self, _error: EngineFailed) -> None:
+    def on_failure(self, error: EngineFailed) -> None:  # noqa: ARG002 - the protocol's name for it
         """See Sink."""
         self.ok = False
         self._shadow.ended(self)
@@ -119,7 +119,8 @@ class Shadow:
         if self._is_full(trial, section):
             self.tally(trial, inbound.request.prompt_tokens_estimate).dropped += 1
         else:
-            inbound.copy = Copy(inbound)
+            inbound.copy = copy = Copy(inbound)
+            copy.shadowed = True
 
     def _is_full(self, trial: Trial, section: Section) -> bool:
         return len(self._under_way.get(trial.name, ())) >= section.concurrent or self._crowded()
@@ -139,7 +140,7 @@ class Shadow:
         if copy is None or assigned is None or assigned.trial.section.shadow is None:
             return
         trial, section = assigned.trial, assigned.trial.section.shadow
-        if outcome.finish is not Finish.COMPLETED or not copy.fits:
+        if outcome.finish is not Finish.COMPLETED or not (copy.fits and copy.shadowed):
             return
         endpoint = None if self._is_full(trial, section) else _idle_endpoint(trial, section.arm)
         if endpoint is None:

@@ -13,7 +13,7 @@ from forebay.policies.experiments.plan import GUARDRAILS, Plan
 from forebay.policies.experiments.ramp import State, weights
 
 from .experiments.store import stage_key
-from .places import FROM_AN_ARM, Place
+from .places import FROM_AN_ARM, UNHEALTHY, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +29,7 @@ GENERATING = frozenset({Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.ME
 """Routes that take part: what they cost and how good they are can be compared."""
 HOLDOUT = "holdout"
 _HOUR = 3600
+_LAST_RESORT = frozenset({UNHEALTHY})
 _NOBODY = frozenset[str]()
 
 
@@ -70,6 +71,8 @@ class Trial:
         self._hours = _hours(section.eligible.hours)
         self._whole = any(where.pool is not None for where in section.arms.values())
         self.weights: Sequence[tuple[str, float]] = ()
+        self.rest: Place | None = None
+        """Where the control's requests go when it cannot serve them: who is not rolled back."""
         self.stage = ""
         """What the counts of those who come now are kept under."""
         self.take(State())
@@ -83,6 +86,15 @@ class Trial:
         """Take the shares that a state gives the arms."""
         self.weights = tuple(weights(self.plan, state).items())
         self.stage = stage_key(state)
+        self.rest = self._rest(state)
+
+    def _rest(self, state: State) -> Place | None:
+        control, *candidates = self.section.arms
+        if not self.section.arms[control].endpoints or state.phase == "rolled_back":
+            return None
+        gone = [arm for arm in candidates if arm in state.out]
+        without = frozenset(name for arm in gone for name in self.endpoints[arm])
+        return Place(self.pool, "", without, _LAST_RESORT)
 
     def down(self) -> frozenset[str]:
         """Return the candidates of which no endpoint is usable while the control has one.
@@ -285,6 +297,9 @@ class Trials:
         if assigned.candidate:
             home = Place(inbound.pool, inbound.call.model, spared, FROM_AN_ARM)
             inbound.places = (home, *inbound.places)
+        elif arm != HOLDOUT and trial.rest is not None:
+            rest = Place(inbound.pool, inbound.call.model, trial.rest.without, _LAST_RESORT)
+            inbound.places = (rest, *inbound.places)
         if place.pool is not inbound.pool:
             inbound.pool, inbound.call.model = place.pool, place.model
             inbound.call.allow = place.pool.allow

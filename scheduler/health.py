@@ -85,12 +85,15 @@ class Health:
         "drained",
         "optimistic",
         "state",
+        "suspect",
     )
 
     def __init__(self, settings: HealthSettings, *, optimistic: bool = False) -> None:
         self.optimistic = optimistic
         self.drained = False
         """Taken out of the rotation by an operator, however it is."""
+        self.suspect = False
+        """Its answers have become bad, so it gets none to give for a while."""
         self.state = State.STARTING
         self._settings = settings
         self._probe_fails = 0
@@ -111,7 +114,7 @@ class Health:
     def usable(self) -> bool:
         """In rotation, perhaps with a small share."""
         state = self.state
-        return not self.drained and (
+        return not (self.drained or self.suspect) and (
             state is State.UP
             or state is State.TRIAL
             or (state is State.STARTING and self.optimistic)

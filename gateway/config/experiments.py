@@ -140,7 +140,7 @@ class Experiment(Section):
     name: Name = Field(description="its name in metrics, headers and the admin API")
     pool: Name = Field(description="whose requests")
     arms: dict[Name, Annotated[Arm, BeforeValidator(_arm)]] = Field(
-        min_length=2, description="by name, the first one is the control: what serves already"
+        description="by name, the first one is the control: what serves already"
     )
     split: dict[Name, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="weights of the arms; default: all alike"
@@ -179,3 +179,25 @@ class Experiment(Section):
         default=30.0, ge=0, description="of an arm's times, left out from its first request on"
     )
     shadow: Shadow | None = Field(default=None, description="copies of requests to another arm")
+
+    @field_validator("arms")
+    @classmethod
+    def _two_at_least(cls, value: dict[str, Arm]) -> dict[str, Arm]:
+        if len(value) < 2:
+            raise ValueError("needs a control and at least one candidate")
+        return value
+
+
+class Quality(Section):
+    """Moves traffic away from an endpoint whose answers have become bad."""
+
+    share: Share = Field(default=0.1, gt=0, le=1, description="of the answers, looked at")
+    window: Duration = Field(default=60.0, gt=0, description="counted over one to two of these")
+    out: Duration = Field(default=60.0, gt=0, description="how long it then gets nothing more")
+    empty: Share = Field(default=0.1, gt=0, le=1, description="answers without a token, at most")
+    repeated: Share = Field(
+        default=0.05, gt=0, le=1, description="answers of one token over and over, at most"
+    )
+    broken_json: Share = Field(
+        default=0.1, gt=0, le=1, description="answers that are no JSON where it was asked for"
+    )

@@ -24,7 +24,7 @@ from .base import (
     Share,
     Url,
 )
-from .experiments import Experiment, Fallback  # noqa: TC001 - pydantic reads the annotations
+from .experiments import Experiment, Fallback, Quality  # noqa: TC001 - pydantic reads the annotations
 from .prefix import Prefix  # noqa: TC001 - pydantic reads the annotations
 from .scheduling import Limit, Order, Scheduling
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
@@ -202,6 +202,9 @@ class Pool(Section):
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()
     health: Health = Health()
+    quality: Quality | None = Field(
+        default=None, description="look at answers, and move away from who gives bad ones"
+    )
     fallback: tuple[Fallback, ...] = Field(
         default=(), description="pools that take what this one cannot serve, one after the other"
     )

@@ -84,8 +84,8 @@ def times_of(o: Outcome) -> tuple[float | None, float | None]:
     first, last, tokens = o.first_token, o.last_token, o.output_tokens
     if not o.stream or first is None:
         return None, None
-    if last is None or not tokens or tokens < 2:
-        return first - o.received, None
+    if last is None or not tokens or tokens < 2 or last <= first:
+        return first - o.received, None  # all came at once, so nothing is known of the gaps
     return first - o.received, (last - first) / (tokens - 1)
 
 

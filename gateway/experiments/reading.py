@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _decode = msgspec.json.decode
+_Any = Any
+"""JSON of any shape: whatever has another one than is looked for says nothing."""
 MOST = 1 << 20
 """Bytes of an answer that are kept to be read."""
 
@@ -35,10 +37,10 @@ def said_in(route: Route, body: bytes, *, streamed: bool) -> Said:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        found = _decode(data)
+        found: Any = _decode(data)
     except msgspec.MsgspecError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}  # type: ignore[reportUnknownVariableType] - any JSON
 
 
 class _Reader:
@@ -68,33 +70,45 @@ class _Reader:
         if isinstance(text, str):
             self._text.append(text)
 
-    def _openai(self, found: dict[str, Any]) -> None:
-        choice = (found.get("choices") or [{}])[0]
-        message: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+    def _openai(self, found: _Any) -> None:
+        choice: _Any = _first(found.get("choices"))
+        message: _Any = choice.get("delta") or choice.get("message") or {}
         self._say(message.get("content") or choice.get("text"))
         for call in message.get("tool_calls") or ():
-            function = call.get("function") or {}
+            function: _Any = call.get("function") or {}
             self._say(function.get("name"))
             self._say(function.get("arguments"))
-        self._finish = choice.get("finish_reason") or self._finish
-        logprobs = (choice.get("logprobs") or {}).get("content") or ()
-        self._logprobs += [float(each["logprob"]) for each in logprobs]
+        self._end(choice.get("finish_reason"))
+        told: _Any = choice.get("logprobs") or {}
+        each: _Any
+        for each in told.get("content") or ():
+            self._logprobs.append(float(each["logprob"]))
 
-    def _anthropic(self, found: dict[str, Any]) -> None:
+    def _anthropic(self, found: _Any) -> None:
+        block: _Any
         for block in found.get("content") or ():
             self._say(block.get("text"))
-        delta: dict[str, Any] = found.get("delta") or {}
+        delta: _Any = found.get("delta") or {}
         self._say(delta.get("text"))
-        reason = delta.get("stop_reason") or found.get("stop_reason")
-        self._finish = reason or self._finish
+        self._end(delta.get("stop_reason") or found.get("stop_reason"))
 
-    def _responses(self, found: dict[str, Any]) -> None:
+    def _responses(self, found: _Any) -> None:
         if found.get("type") == "response.output_text.delta":
             self._say(found.get("delta"))
+        item: _Any
         for item in found.get("output") or ():
+            part: _Any
             for part in item.get("content") or ():
                 self._say(part.get("text"))
-        self._finish = found.get("status") or self._finish
+        self._end(found.get("status"))
+
+    def _end(self, reason: object) -> None:
+        if isinstance(reason, str) and reason:
+            self._finish = reason
+
+
+def _first(choices: Any) -> _Any:
+    return choices[0] if choices else {}
 
 
 def asks_json(members: Mapping[str, msgspec.Raw]) -> bool:

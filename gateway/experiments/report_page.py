@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#3b6ea5", "#c05746", "#4f8a5b", "#8a6bb1", "#b08a2e")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 260, 60, 30
+_TOO_MUCH = 10.0
+"""A worsening that nobody needs a test to see."""
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem;
   color: #222; background: #fff }
 h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse; font-size: .87rem; display: block; overflow-x: auto }
@@ -76,6 +78,7 @@ def _arms(report: dict[str, Any]) -> list[str]:
         _table(names, rows),
         "<p class='note'>All of this run. Load is requests in flight over the limit, now.</p>",
         *_reasons(report["arms"]),
+        *_by_class(report["arms"]),
     ]
 
 
@@ -104,6 +107,27 @@ def _reasons(arms: list[dict[str, Any]]) -> list[str]:
         return []
     rows = [[arm["name"], *(str(arm["finish_reasons"].get(n, 0)) for n in names)] for arm in arms]
     return ["<h2>Finish reasons</h2>", _table(["arm", *names], rows)]
+
+
+def _by_class(arms: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        [
+            *(row["sla"] or "none", arm["name"], str(row["requests"])),
+            _part(row["errors"], row["requests"]),
+            *(_part(row[name], row["answered"]) for name in ("empty", "truncated")),
+            *(_seconds(row["spreads"]["ttft"][p]) for p in ("p50", "p99")),
+            *(_seconds(row["spreads"][name]["p50"]) for name in ("tpot", "e2e", "queue")),
+            f"{row['spreads']['length']['mean']:.1f}",
+            "-" if row["goodput"] is None else f"{row['goodput']:.1%}",
+        ]
+        for arm in arms
+        for row in arm.get("classes", ())
+    ]
+    if not rows:
+        return []
+    names = ["SLA class", "arm", "requests", "failed", "empty", "truncated", "TTFT p50", "TTFT p99"]
+    names += ["TPOT p50", "E2E p50", "queue p50", "tokens", "goodput"]
+    return ["<h2>By SLA class</h2>", _table(names, sorted(rows))]
 
 
 def _plots(report: dict[str, Any]) -> list[str]:
@@ -205,7 +229,7 @@ def _effect_table(effects: Iterable[dict[str, Any]]) -> str:
     for each in effects:
         share = each["kind"] == "share"
         margin = "" if each["margin"] is None else f"{each['margin']:.0%}"
-        detectable = "-" if each["detectable"] is None else f"{each['detectable']:.1%}"
+        detectable = _detectable(each["detectable"])
         rows.append(
             [
                 *(each["says"], each["arm"], each["where"]),
@@ -216,6 +240,12 @@ def _effect_table(effects: Iterable[dict[str, Any]]) -> str:
             ]
         )
     return _table(names, rows, classes=True)
+
+
+def _detectable(value: float | None) -> str:
+    if value is None or value > _TOO_MUCH:
+        return "-"
+    return f"{value:.1%}"
 
 
 def _forest(effects: list[dict[str, Any]]) -> str:

@@ -145,6 +145,27 @@ class Pair:
     whole: bool = True
 
 
+def harm(
+    tallies: Tallies, pair: Pair, measure: Measure, alpha: float, margin: float
+) -> Effect | None:
+    """Return the effect where it is surely worse than the margin; None where it is not.
+
+    Cheaper than `effect`: where even the estimate is within the margin, no interval is needed.
+    """
+    if measure.kind == "share" and not _rate_beyond(tallies, pair, measure, margin):
+        return None
+    found = effect(tallies, pair, measure, alpha)
+    return found if found is not None and found.is_worse(measure, margin) else None
+
+
+def _rate_beyond(tallies: Tallies, pair: Pair, measure: Measure, margin: float) -> bool:
+    (hits, total), (other_hits, other_total) = _counts(tallies, pair, measure)
+    if not total or (measure.worse == "higher" and hits <= margin * total):
+        return False
+    apart = hits / total - (other_hits / other_total if other_total else 0.0)
+    return (apart if measure.worse == "higher" else -apart) > margin
+
+
 def effect(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> Effect | None:
     """Compare one measure; None while nothing can be said of it."""
     if measure.kind == "mean":
@@ -221,13 +242,19 @@ def _cell(pair: Pair) -> Cell | None:
     return None if pair.whole else pair.cells[0]
 
 
-def _rate(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> Effect | None:
+def _counts(tallies: Tallies, pair: Pair, measure: Measure) -> list[tuple[int, int]]:
+    """Return hits and totals of a share: the candidate's, then the control's."""
     counts: list[tuple[int, int]] = []
     for arm in (pair.candidate, pair.control):
-        cells = [t for cell, t in tallies.cells(arm).items() if cell in pair.cells]
+        own = tallies.cells(arm)
+        cells = [own[cell] for cell in pair.cells if cell in own]
         hits = sum(getattr(tally, measure.of) for tally in cells)
         counts.append((hits, sum(getattr(tally, measure.over) for tally in cells)))
-    (hits, total), (other_hits, other_total) = counts
+    return counts
+
+
+def _rate(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> Effect | None:
+    (hits, total), (other_hits, other_total) = _counts(tallies, pair, measure)
     if not total:
         return None
     low, high = share_bounds(hits, total, alpha / 2)

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from .bounds import share_bounds
-from .measures import MEASURES, Pair, effect
+from .measures import MEASURES, Pair, effect, harm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .tallies import Tallies
 
 Phase = Literal["running", "paused", "rolled_back", "promoted"]
-What = Literal["start", "advance", "promote", "roll back", "pause", "resume", "restart"]
+What = Literal["advance", "promote", "roll back", "pause", "resume", "restart"]
 MACHINE = "forebay"
 """Who decides where no person does."""
 KEPT = 200
@@ -68,6 +68,10 @@ class State(Struct, frozen=True, kw_only=True):
     """Counts the decisions: a decision on an old version counts for nothing."""
     run: int = 0
     """Counts the restarts; tallies of another run are not these."""
+    began: float = 0.0
+    """Unix seconds at which the run began."""
+    arms: tuple[str, ...] = ()
+    """Whose state it is."""
 
 
 def weights(plan: Plan, state: State) -> dict[str, float]:
@@ -131,8 +135,8 @@ def stopped_by(plan: Plan, state: State, tallies: Tallies, arm: str) -> str:
     alphas = plan.alphas
     whole = Pair(plan.control, arm, plan.cells)
     for name, margin in plan.guardrails.items():
-        found = effect(tallies, whole, MEASURES[name], alphas.whole)
-        if found is not None and found.is_worse(MEASURES[name], margin):
+        found = harm(tallies, whole, MEASURES[name], alphas.whole, margin)
+        if found is not None:
             return worded(found)
     return _stopped_in_a_cell(plan, tallies, arm)
 
@@ -154,8 +158,8 @@ def _stopped_in_a_cell(plan: Plan, tallies: Tallies, arm: str) -> str:
     for cell in tallies.cells(arm):
         pair = Pair(plan.control, arm, (cell,), whole=False)
         for name, margin in plan.guardrails.items():
-            found = effect(tallies, pair, MEASURES[name], alpha)
-            if found is not None and found.is_worse(MEASURES[name], margin):
+            found = harm(tallies, pair, MEASURES[name], alpha, margin)
+            if found is not None:
                 return worded(found)
     return ""
 
@@ -229,7 +233,7 @@ def apply(plan: Plan, state: State, decision: Decision) -> State:
             return replace(after, phase="running")
         case _:
             fresh = replace(after, phase="running", stage=0, since=decision.at, out=(), winner="")
-            return replace(fresh, run=state.run + (decision.what == "restart"))
+            return replace(fresh, run=state.run + 1, began=decision.at)
 
 
 def _without(plan: Plan, state: State, decision: Decision) -> State:

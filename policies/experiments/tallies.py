@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WIDTH = log(1.02)
-_LEAST = 1e-6
+_LEAST = 1e-4
+"""What is less counts as this: among queue waits of microseconds there is nothing to compare."""
 BUCKETS = (512, 2048, 8192)
 """Prompt tokens up to which a prompt is of each bucket; the last bucket has no end."""
 BUCKET_NAMES = ("to-512", "to-2048", "to-8192", "longer")

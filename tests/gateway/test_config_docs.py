@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from pydantic import BeforeValidator
 
@@ -105,13 +105,19 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, Section):
         return "see below"
-    written = _written(value, _unit(field))
-    return f"`{', '.join(written) if isinstance(written, list) else written}`"  # pyright: ignore[reportUnknownArgumentType] - texts
+    written: Any = _written(value, _unit(field))
+    if isinstance(written, list):
+        written = ", ".join(cast("list[str]", written))
+    return f"`{written}`"
 
 
 def _written(value: Any, unit: str) -> Any:
     if isinstance(value, tuple) and unit:
-        return [_written(each, unit) for each in value]  # pyright: ignore[reportUnknownVariableType] - any
+        return [_written_one(each, unit) for each in cast("tuple[Any, ...]", value)]
+    return _written_one(value, unit)
+
+
+def _written_one(value: Any, unit: str) -> str:
     match unit:
         case "duration":
             for suffix, seconds in (("h", 3600), ("m", 60)):

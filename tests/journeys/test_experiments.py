@@ -98,6 +98,9 @@ def test_who_is_not_eligible_never_meets_a_candidate(go: Go, kit: Kit):
                 for n in range(30)
             ]
             assert {a.headers["x-forebay-arm"] for a in fast} == {"t/one", "t/two"}
+            await kit.until(lambda: live(gateway).whole().whole("one").requests > 0)
+            (report,) = gateway.process.experiments.reports()
+            assert {row.sla for each in report.arms for row in each.classes} <= {"fast"}
 
     go(main())
 
@@ -139,6 +142,19 @@ def test_a_slow_candidate_is_rolled_back_by_its_times(go: Go, kit: Kit):
             assert told["reason"].partition(":")[0] in {"ttft", "tpot"}
             after = [await ask(gateway, kit, n) for n in range(20)]
             assert {arm(a) for a in after} == {("t/one", "a")}
+
+    go(main())
+
+
+def test_what_the_control_cannot_serve_a_candidate_does(go: Go, kit: Kit):
+    async def main() -> None:
+        endpoints = [kit.sim("a", fault="error500"), kit.sim("b")]
+        settings = kit.config(endpoints, experiments=trial(split={"one": 1, "two": 0}))
+        async with kit.running(settings) as gateway:
+            answer = await ask(gateway, kit)
+            told = (answer.status, *arm(answer), answer.headers["x-forebay-moved"])
+            assert told == (200, "t/one", "b", "unhealthy")
+            await kit.until(lambda: live(gateway).whole().whole("one").errors == 1)
 
     go(main())
 

@@ -103,7 +103,7 @@ def gateway(
     file = folder / "forebay.yaml"
     file.write_text(
         f"version: 1\nserver: {{host: 127.0.0.1, port: {GATEWAY}, admin: {{port: {ADMIN}}}}}\n"
-        f"pools:\n  - name: tiny\n    models: [tiny]\n    timeouts: {{idle: 20s}}\n"
+        f"pools:\n  - name: tiny\n    models: [tiny]\n    timeouts: {{idle: 20s, connect: 20s}}\n"
         f"    endpoints:\n{lines}\nexperiments:\n{EXPERIMENT}"
     )
     with (folder / "log").open("wb") as log:
@@ -156,6 +156,13 @@ async def drive(first: int, count: int, workers: int = 6) -> Counter[tuple[str, 
     return ends
 
 
+def keep(name: str, text: str) -> None:
+    """Leave what was seen where somebody asked for it."""
+    folder = os.environ.get("FOREBAY_REPORT")
+    if folder:
+        (Path(folder) / name).write_text(text)
+
+
 def forebay(*arguments: str) -> Any:
     told = subprocess.run(
         ["forebay", "ab", *arguments, "--admin", CONTROL, "--json"],
@@ -185,10 +192,8 @@ def test_three_engines_are_compared_and_every_answer_is_valid(gateway: Path) -> 
     text = page.read_text()
     assert text.count("<svg") >= 3
     assert "http" not in text.replace("http://www.w3.org", "")
-    keep = os.environ.get("FOREBAY_REPORT")
-    if keep:
-        (Path(keep) / "engines.html").write_text(text)
-        (Path(keep) / "engines.json").write_text(json.dumps(report))
+    keep("engines.html", text)
+    keep("engines.json", json.dumps(report))
 
 
 @pytest.mark.usefixtures("gateway")
@@ -205,6 +210,7 @@ def test_a_stopped_candidate_is_rolled_back_and_no_request_without_bytes_is_lost
     report = forebay("status", "engines")["experiments"][0]
     last = report["decisions"][-1]
     assert (last["what"], last["arm"], last["who"]) == ("roll back", "cpp", "forebay")
+    keep("stopped.json", json.dumps([sorted(ends.items()), last]))
     lost = {end: n for end, n in ends.items() if not end[0].startswith("whole")}
     # What had begun to stream when its engine stopped cannot be taken elsewhere.
     assert {end for end, _ in lost} <= {"cut"}
