@@ -141,10 +141,11 @@ class Entrance:
         yield victim
 
     def _ahead(self, request: Request) -> float:
-        """Count those that go before it; 0 where that cannot be told."""
+        """Count those that go before it to the same endpoints; 0 where that cannot be told."""
+        alike = self._waiting.of_shape(request.shape)
         if self._foretells is not None:
-            return self._foretells.ahead(request)
-        return 0.0 if self._by_size else self._waiting.size
+            return min(alike, self._foretells.ahead(request))
+        return 0.0 if self._by_size else alike
 
     def _in_the_way(self, request: Request, now: float) -> Iterator[Request]:
         """Go through those who have to leave a full queue: one, and as many more as its body needs.

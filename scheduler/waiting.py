@@ -9,7 +9,7 @@ from forebay.policies.heap import Heap
 from .timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from forebay.policies.contracts import Request
 
@@ -23,6 +23,7 @@ class Waiting:
         "_classes",
         "_limits",
         "_ranked",
+        "_shapes",
         "_youngest",
         "bytes",
         "counts",
@@ -36,6 +37,7 @@ class Waiting:
         self.counts: dict[tuple[str, str], int] = {}
         """How many wait, by SLA class and tenant."""
         self._classes: dict[str, int] = {}
+        self._shapes: dict[Hashable, int] = {}
         self._limits: Heap[Request] = Heap()
         self._arrivals: dict[str, Timeline] = {}
         self._ranked = ranked
@@ -75,6 +77,8 @@ class Waiting:
         key = (sla, request.tenant)
         self.counts[key] = self.counts.get(key, 0) + 1
         self._classes[sla] = self._classes.get(sla, 0) + 1
+        shape = request.shape
+        self._shapes[shape] = self._shapes.get(shape, 0) + 1
         self.bytes += request.body_bytes
 
     def remove(self, request_id: str) -> Request | None:
@@ -93,6 +97,12 @@ class Waiting:
         else:
             del self.counts[key]
         self._classes[request.sla] -= 1
+        shape = request.shape
+        left = self._shapes[shape] - 1
+        if left:
+            self._shapes[shape] = left
+        else:
+            del self._shapes[shape]
         self.bytes -= request.body_bytes
         return request
 
@@ -125,6 +135,10 @@ class Waiting:
     def of_class(self, sla: str) -> int:
         """Count those of one class."""
         return self._classes.get(sla, 0)
+
+    def of_shape(self, shape: Hashable) -> int:
+        """Count those that can go to the same endpoints."""
+        return self._shapes.get(shape, 0)
 
     def of_tenant(self, tenant: str) -> int:
         """Count those of one tenant; O(classes)."""

@@ -130,6 +130,23 @@ def test_a_short_one_is_not_refused_for_long_ones_where_it_goes_before_them():
     assert core.submit(request(113, output_tokens_estimate=1, uncached_tokens=1), 100.0) is None
 
 
+@pytest.mark.parametrize("order", ["fcfs", "fair", "ml"])
+def test_nobody_is_refused_for_what_waits_for_other_endpoints(order: str):
+    core = at_one_a_second(order)
+    core.set_endpoints(
+        [
+            EndpointView("a", "sim", 1, models=frozenset({"m"})),
+            EndpointView("b", "sim", 1, models=frozenset({"n"})),
+        ]
+    )
+    for number in range(110, 112):
+        core.submit(request(number, longest_wait=60.0), 100.0)
+    running = core.submit(request(112, model="n"), 100.0)
+
+    assert running is not None
+    assert core.submit(request(113, model="n", output_tokens_estimate=5000), 100.0) is None
+
+
 def test_it_can_be_left_to_the_longest_wait():
     core = at_one_a_second(early=False)
     for number in range(110, 180):

@@ -45,6 +45,8 @@ def test_it_agrees_with_plain_lists():
         assert (len(waiting), waiting.bytes) == (len(model), sum(r.body_bytes for r in model))
         assert sum(waiting.counts.values()) == len(model)
         assert waiting.of_class("c1") == sum(r.sla == "c1" for r in model)
+        shape = request(0).shape
+        assert waiting.of_shape(shape) == len(model)
         below = [r for r in model if r.sla_rank < 2]
         lowest = [r for r in below if r.sla_rank == min(b.sla_rank for b in below)]
         assert waiting.bytes_below(2) == (
