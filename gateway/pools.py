@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from forebay.adapters.base import Load, Verdict
-from forebay.policies.contracts import InvalidRequest, Overloaded
+from forebay.policies.contracts import InvalidRequest, Overloaded, Rejected
 from forebay.scheduler.build import journal_head, make_dispatcher
 from forebay.scheduler.cost import Cost
 from forebay.scheduler.health import State
@@ -187,21 +187,22 @@ class Pool:
         Who was called back for it is stopped before it is sent, and it stands among those who wait
         before anything is done that could make its turn come.
         """
-        others: Others | None = None
         try:
             placement = self.dispatcher.submit(request, now)
-            others = self._call_back()
-            if placement is None:
-                relay.queued()
-                self.waiting[request.id] = relay
-                if self.reading is not None and not request.avoid:
-                    inbound = relay.inbound
-                    self.reading.ask(request, inbound.body, answers(inbound.body))
-            else:
-                self._note_placed(placement)
-                relay.placed(placement, now)
-        finally:
-            self._tell(others or self._call_back(), now)
+        except Rejected:
+            self._tell_others(now)
+            raise
+        others = self._call_back()
+        if placement is None:
+            relay.queued()
+            self.waiting[request.id] = relay
+            if self.reading is not None and not request.avoid:
+                inbound = relay.inbound
+                self.reading.ask(request, inbound.body, answers(inbound.body))
+        else:
+            self._note_placed(placement)
+            relay.placed(placement, now)
+        self._tell(others, now)
 
     def _note_placed(self, placement: Placement) -> None:
         """Tell the endpoint's window and the prefixes where a request goes."""
