@@ -356,7 +356,11 @@ class Charged(Protocol):
 
 @runtime_checkable
 class Foretelling(Protocol):
-    """What an ordering keeps beside `Ordering` when not all that wait go before a new request."""
+    """What an ordering keeps beside `Ordering` when not all that wait go before a new request.
+
+    Without it a request is refused as soon as all that wait would take longer than it may wait,
+    unless `by_size = True` says that this tells nothing.
+    """
 
     def ahead(self, request: Request) -> float:
         """Return about how many would go before it if it came now."""

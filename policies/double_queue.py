@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .contracts import Charged
+from .contracts import Charged, Foretelling
 from .service import service_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class DoubleQueue:
     def discard(self, request: Request) -> bool:
         """Forget a request that left; False when it was not waiting."""
         return self._queue(request).discard(request)
+
+    def ahead(self, request: Request) -> float:
+        """Return about how many of its own queue would go before it if it came now."""
+        queue = self._queue(request)
+        return queue.ahead(request) if isinstance(queue, Foretelling) else len(queue)
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         """Remove and return the next request of the queue whose turn it is, else of the other."""

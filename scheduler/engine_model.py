@@ -167,10 +167,12 @@ class EngineModel:
         per_context, size = profile.context_token_s, profile.block_tokens
         elapsed, context, begun = result.duration_s, self._context, self._ticks
         ticks, end = begun, self._end_ticks[0]
+        room, hashing = kv.available, self._hashing
+        taken = 0  # is told at the end, where nothing else looks at the blocks
         while True:
             bucket = buckets[ticks % size]
             if bucket:
-                kv.take(len(bucket))
+                taken += len(bucket)
                 for sequence in bucket:
                     sequence.plain += 1
             jump = 1
@@ -185,10 +187,14 @@ class EngineModel:
             ticks += jump
             context += count * jump
             bucket = buckets[ticks % size]
-            if bucket and self._hashing:
+            if hashing:
+                kv.take(taken)
+                taken = 0
                 self._store_decoded(bucket, ticks)
-            if ticks == end or elapsed >= limit_s or len(bucket) > kv.available:
+                room = kv.available
+            if ticks == end or elapsed >= limit_s or len(bucket) > room - taken:
                 break
+        kv.take(taken)
         self._ticks, self._context = ticks, context
         self.generated_tokens += count * (ticks - begun)
         result.duration_s = elapsed

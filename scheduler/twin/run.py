@@ -95,6 +95,7 @@ class Twin:
         self.finished = 0
         self.stations = [Station(settings.profile) for _ in range(settings.endpoints)]
         self.dispatcher = queue_of(settings)
+        self._waiting = self.dispatcher.waiting
         self.now = 0.0
         self._by_name = dict(zip(self.dispatcher.endpoints, self.stations, strict=True))
         self._settings = settings
@@ -126,11 +127,12 @@ class Twin:
 
     def next_event(self) -> float:
         """Return when something other than an arrival happens; NEVER when nothing will."""
-        due = min([station.due for station in self.stations])
+        due = min(NEVER, *(station.due for station in self.stations))
         if self._on_the_way:
             due = min(due, self._on_the_way[0][0])
-        deadline = self.dispatcher.next_deadline
-        return min(due, NEVER if deadline is None else deadline)
+        if self._waiting.size and (deadline := self.dispatcher.next_deadline) is not None:
+            due = min(due, deadline)
+        return due
 
     def advance(self) -> None:
         """Let the next event happen."""
@@ -141,6 +143,9 @@ class Twin:
         for station in self.stations:
             if station.due <= now:
                 self._tell(station, now)
+        if not self._waiting.size:
+            self.settle()
+            return
         deadline = self.dispatcher.next_deadline
         if deadline is not None and deadline <= now:
             self._refuse(self.dispatcher.expire(now), now)

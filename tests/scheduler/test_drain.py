@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.policies.contracts import EndpointView, Overloaded, Request, Route
-from forebay.scheduler.build import Scheduling, make_dispatcher
+from forebay.scheduler.build import DoubleQueueSettings, Scheduling, make_dispatcher
 from forebay.scheduler.drain import Drain
 from forebay.scheduler.guards import GuardSettings
 
@@ -37,7 +37,12 @@ def request(number: int, **fields: Any) -> Request:
 
 def at_one_a_second(order: str = "fcfs", **guards: Any) -> Dispatcher:
     """Return a core that has placed one request a second and has ten that wait, at 100 s."""
-    settings = Scheduling(order, predicts=True, guards=GuardSettings(recalls=0, **guards))
+    settings = Scheduling(
+        order.removeprefix("double-"),
+        predicts=True,
+        guards=GuardSettings(recalls=0, **guards),
+        double_queue=DoubleQueueSettings() if order.startswith("double-") else None,
+    )
     core = make_dispatcher(settings, pool="p", rng=Random(1), max_requests=100, max_bytes=1 << 40)
     core.set_endpoints([EndpointView("a", "sim", 1)])
     running = core.submit(request(0, arrived=60.0), 60.0)
@@ -110,8 +115,9 @@ def test_the_lowest_class_makes_way_first():
     assert (core.displaced, core.queued) == (1, 12)
 
 
-def test_nobody_is_refused_for_another_tenants_queue():
-    core = at_one_a_second("fair")
+@pytest.mark.parametrize("order", ["fair", "double-fair"])
+def test_nobody_is_refused_for_another_tenants_queue(order: str):
+    core = at_one_a_second(order)
     for number in range(110, 112):
         core.submit(request(number, longest_wait=60.0), 100.0)
 
