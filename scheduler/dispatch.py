@@ -276,7 +276,8 @@ class Dispatcher:
         before = self.waiting.get(request.id)
         if before is None or before.avoid != request.avoid:
             return False
-        self._leave(before)
+        self._forget(before.id)  # how often it was called back is remembered
+        self._ordering.discard(before)
         self._wait(request, now)
         return True
 

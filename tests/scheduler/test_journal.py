@@ -172,18 +172,24 @@ def test_what_is_no_journal_is_told(lines: list[bytes]):
 
 @pytest.mark.parametrize("order", ["fcfs", "ml"])
 def test_a_journal_goes_on_through_a_reload_that_brings_another_order(order: str):
-    first = Scheduling("fair", guards=TIGHT)
+    first = Scheduling("fair", guards=GuardSettings())
     second = Scheduling(order, predicts=True, guards=TIGHT)
     lines: list[bytes] = [journal_head(first, pool="p", seed=1, cost=Cost())]
     before = core_of(first, lines)
     views = [EndpointView("a", "sim", 2, kv_use=0.1), EndpointView("b", "sim", 2)]
     before.set_endpoints(views)
     running = _events(before, views, Random(2), 300)
+    for number in range(300, 312):  # more than there is room for
+        placement = before.submit(asked(number, Random(number), 75.0), 75.0)
+        running += [placement] if placement else []
+        if before.queued >= 6:
+            break
     lines.append(journal_head(second, pool="p", seed=1, cost=Cost()))
     after = core_of(second, lines)
-    assert (before.in_flight, before.queued > 0) == (len(running), True)
     after.take_over(before)
-    _events(after, views, Random(2), 300, going=running, first=300)
+    assert after.in_flight == len(running)
+    assert after.queued == before.queued >= 6
+    _events(after, views, Random(2), 300, going=running, first=320)
 
     assert list(check_journal(lines)) == []
     assert len([line for line in lines if line.startswith(b'["core"')]) == 2
