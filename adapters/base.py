@@ -174,6 +174,10 @@ class Probe:
     routes: frozenset[Route] | None = None
     started: float | None = None
     """The engine's process start time, in Unix seconds: a change is a restart."""
+    kv_tokens: int | None = None
+    """Tokens that its KV cache holds, of all ranks."""
+    generated: float | None = None
+    """A counter that only goes up while the process lives: one that went back is a restart."""
     any_model: bool = False
     """It takes any model name and serves its own, so `models` is to show, not to filter by."""
 

@@ -20,7 +20,7 @@ from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, ModelCard, Probe, Translation, Verdict
 from .edits import ask_usage, drop_control, set_model
 from .loose import read_int, read_list, read_object, read_text
-from .metrics_text import read_total
+from .metrics_text import read_highest, read_total
 
 if TYPE_CHECKING:
     import httpx
@@ -119,10 +119,10 @@ class LlamaCpp:
         return errors.error_of(_judge(status, said), said)
 
     async def probe(self, http: httpx.AsyncClient, target: Target) -> Probe:
-        """Ask for health, models and slots; the start time is not told."""
+        """Ask for health, models and slots; the start time is not told, but counters begin anew."""
         await ask(http, target, "/health")
         listed = await ask_json(http, target, "/v1/models")
-        (told,) = await ask_optional(http, target, "/props")
+        told, metrics = await ask_optional(http, target, "/props", "/metrics")
         props = read_object(told)
         context = read_int(read_object(props.get("default_generation_settings")).get("n_ctx"))
         return Probe(
@@ -132,6 +132,7 @@ class LlamaCpp:
                 ModelCard(card.name, context or card.max_model_len) for card in read_models(listed)
             ),
             limit=read_int(props.get("total_slots")) or None,
+            generated=read_highest(metrics or b"", b"llamacpp:prompt_tokens_total"),
             any_model=not _is_router(listed),
         )
 

@@ -42,6 +42,27 @@ def read_highest(text: bytes, *names: bytes) -> float | None:
     return None
 
 
+def read_labels(text: bytes, name: bytes, *labels: bytes) -> list[tuple[int | None, ...]]:
+    """Return whole numbers among a sample's labels, a tuple for each sample of `name`."""
+    found: list[tuple[int | None, ...]] = []
+    at = 0
+    while (at := text.find(name + b"{", at)) >= 0:
+        end = text.find(b"\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        at += len(name)
+        found.append(tuple(_label(line, label) for label in labels))
+    return found
+
+
+def _label(line: bytes, label: bytes) -> int | None:
+    for before in (b"{", b","):
+        _, found, rest = line.partition(before + label + b'="')
+        value = rest.partition(b'"')[0]
+        if found and value.isdigit() and len(value) < 16:
+            return int(value)
+    return None
+
+
 def read_share(text: bytes, *names: bytes) -> float | None:
     """Return the highest value of the first name that has one, within 0 to 1."""
     value = read_highest(text, *names)

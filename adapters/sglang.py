@@ -154,6 +154,10 @@ class SGLang:
             models=tuple(_callable_name(card) for card in models),
             limit=_read_limit(about),
             started=read_highest(metrics or b"", b"process_start_time_seconds"),
+            kv_tokens=read_int(about.get("max_total_num_tokens"))
+            or read_total(metrics or b"", b"sglang:max_total_num_tokens")
+            or None,
+            generated=read_highest(metrics or b"", b"sglang:prompt_tokens_total"),
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:

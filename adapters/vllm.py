@@ -15,7 +15,7 @@ from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, Probe, Translation, Verdict
 from .edits import GENERATING, ask_usage, drop_control, quote, set_model
 from .loose import read_object, read_text
-from .metrics_text import read_highest, read_share, read_total
+from .metrics_text import read_highest, read_labels, read_share, read_total
 
 if TYPE_CHECKING:
     import httpx
@@ -104,6 +104,8 @@ class Vllm:
             models=models,
             routes=_read_routes(openapi),
             started=read_highest(metrics or b"", b"process_start_time_seconds"),
+            kv_tokens=_read_kv_tokens(metrics or b""),
+            generated=read_highest(metrics or b"", b"vllm:prompt_tokens_total"),
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
@@ -117,6 +119,18 @@ class Vllm:
 
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:
         """Nothing to do: the engine stops when the connection closes."""
+
+
+def _read_kv_tokens(metrics: bytes) -> int | None:
+    ranks = read_labels(
+        metrics,
+        b"vllm:cache_config_info",
+        b"kv_cache_size_tokens",
+        b"num_gpu_blocks",
+        b"block_size",
+    )
+    sizes = [whole or (blocks or 0) * (size or 0) for whole, blocks, size in ranks]
+    return sum(sizes) or None
 
 
 def _read_routes(body: bytes | None) -> frozenset[Route] | None:

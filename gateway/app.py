@@ -37,6 +37,7 @@ from .failing import retry_after
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
+from .naming import Naming
 from .places import BAD_ANSWER, ROLLED_BACK
 from .prefix import tenant_salt
 from .relay import Relay
@@ -266,8 +267,20 @@ class App:
             else:
                 tenant = message.tenant
                 return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type] - set by admit
+        except Rejected as error:
+            self.turn_away(error, message, responder)
+            return None
+        if inbound.salt is not None:
+            cutter = None if inbound.pool.prefix is None else inbound.pool.prefix.cutter
+            if cutter is not None:
+                return Naming(self, inbound, message, responder).begin(cutter)
+        return self._begin(inbound, message, responder)
+
+    def _begin(self, inbound: Inbound, message: Message, responder: Responder) -> Guest | None:
+        """Make a call of what has been read."""
+        try:
             relay = Relay(self, inbound, responder)
-            if route is None:
+            if inbound.call.method != "POST" or message.path not in _ROUTES:
                 relay.outcome.route = _template(message.path)
             relay.lease = lease = self.meter.reserve(inbound.request, inbound.model, relay)
         except Rejected as error:
@@ -276,6 +289,15 @@ class App:
         if not lease.pending:
             relay.begin(self.now())
         return relay
+
+    def named(
+        self, inbound: Inbound, tokens: bytes | None, message: Message, responder: Responder
+    ) -> Guest | None:
+        """Go on with a request whose prompt has been cut into tokens, or could not be."""
+        prefix, salt = inbound.pool.prefix, inbound.salt
+        if prefix is not None and salt is not None:
+            inbound.request = prefix.named(inbound.request, inbound.body, tokens, salt=salt)
+        return self._begin(inbound, message, responder)
 
     def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
         """Answer a request whose token has been verified."""
@@ -457,6 +479,9 @@ class App:
         """Return the hashes of a prompt's blocks, and salt the engine's own."""
         salt = b"" if prefix.section.shared else self._salt(inbound.tenant.name)
         inbound.call.cache_salt = salt.hex() or None
+        if prefix.wants_tokens(inbound.call.route):
+            inbound.salt = salt
+            return ()
         return prefix.blocks(inbound.call.route, inbound.body, model=model, salt=salt)
 
     def _salt(self, tenant: str) -> bytes:

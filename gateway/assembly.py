@@ -12,6 +12,7 @@ from zlib import crc32
 from forebay.adapters.connections import Connections
 from forebay.adapters.registry import ADAPTERS
 
+from .attention import Attention
 from .endpoint import Endpoint
 from .monitor import Monitor
 from .pools import Pool
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.adapters.sim import Embedded
     from forebay.gateway.config import sections
 
+    from .prefix_sharing import Sharing
     from .telemetry.metrics import Metrics
 
 _CONTROL_CONNECT_S = 2.0
@@ -53,12 +55,16 @@ class Assembly:
         self._clients: dict[Endpoint, httpx.AsyncClient] = {}
         self._retired: list[Pool] = []
         self._shared = Shared()
+        self._attention = Attention(self.http)
+        self._store: str | None = None
 
     def build(self, config: sections.Config) -> Built:
         """Make what the configuration names; raises ConfigError and changes nothing."""
         guests = config.guests
         built = [self._build_pool(each, guests.get(each.name, {})) for each in config.pools]
         self._shared = shared_of(config)  # nothing can fail any more
+        url = config.state.url
+        self._store = None if url is None else url.get_secret_value()
         return built
 
     def _build_pool(
@@ -102,6 +108,7 @@ class Assembly:
             pool.itl = self._metrics.itl(pool.name)
         self._retired = [pool for name, pool in before.items() if name not in self.pools]
         self._watch()
+        self._attention.attend(self.pools.values(), self._store)
         for pool in self.pools.values():
             pool.wake(now)
 
@@ -153,11 +160,17 @@ class Assembly:
         if adapter.wants_abort:
             self._control(lambda: adapter.abort(self.http(endpoint), target, request_id))
 
+    @property
+    def sharing(self) -> Sharing | None:
+        """What tells other replicas of prefixes, and is told."""
+        return self._attention.sharing
+
     async def close(self) -> None:
         """Stop watching and close what is idle."""
         for monitor in self._monitors.values():
             monitor.cancel()
         await asyncio.gather(*(monitor.closed() for monitor in self._monitors.values()))
+        await self._attention.close()
         for pool in self.pools.values():
             for endpoint in pool.endpoints.values():
                 endpoint.opener.close()

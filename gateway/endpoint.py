@@ -78,12 +78,17 @@ class Endpoint:
         served = frozenset(card.name for card in probe.models)
         view.models = frozenset() if probe.any_model else served
         view.routes = probe.routes
-        return (
-            before is not None
-            and before.started is not None
-            and probe.started is not None
-            and probe.started > before.started + 1
-        )
+        return before is not None and is_new_process(before, probe)
+
+
+def is_new_process(before: Probe, now: Probe) -> bool:
+    """Tell whether two probes of one endpoint met two processes, by whatever they told."""
+    if before.started is not None and now.started is not None:
+        return now.started > before.started + 1
+    if before.version is not None and now.version is not None and now.version != before.version:
+        return True
+    counted, counts = before.generated, now.generated
+    return counted is not None and counts is not None and counts < counted
 
 
 def settings_of(section: sections.Health) -> HealthSettings:

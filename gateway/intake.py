@@ -71,6 +71,7 @@ class Inbound:
         "places",
         "pool",
         "request",
+        "salt",
         "shown_id",
         "strip_usage",
         "tenant",
@@ -106,6 +107,8 @@ class Inbound:
         """A bad answer would go on elsewhere, so nothing is sent before its first token."""
         self.places: tuple[Place, ...] = ()
         """Where it may go, one after the other, when its pool cannot serve it."""
+        self.salt: bytes | None = None
+        """Of its prefixes, where the prompt has yet to be cut into tokens."""
         self.trace: RequestTrace
         self.request: Request
 

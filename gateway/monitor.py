@@ -96,6 +96,8 @@ class Monitor:
     def _passed(self, probe: Probe) -> None:
         pool, endpoint, now = self._pool, self._endpoint, self._now()
         health = endpoint.health
+        if pool.prefix is not None:
+            pool.prefix.probed(endpoint.name, probe)
         if endpoint.adopt(probe):
             pool.restarted(endpoint)
             restart = health.restarted(now)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from forebay.gateway.config import sections
+    from forebay.gateway.config.prefix import Prefix
     from forebay.policies.contracts import Outcome, Placement, Request
     from forebay.scheduler.build import Scheduling
     from forebay.scheduler.dispatch import Dispatcher
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 def prefix_of(section: sections.Pool) -> PoolPrefix | None:
     """Make what a pool knows of prefixes, nothing so far."""
     own = section.prefix
-    return None if own is None or own.mode == "off" else PoolPrefix(own)
+    return None if own is None or own.mode == "off" else PoolPrefix(own, pool=section.name)
 
 
 class Pool:
@@ -90,7 +91,7 @@ class Pool:
         self._predicted_by = section
         self._bind_length()
         self.predicts = section.scheduling.predictor != "none"
-        self._prefix_section: object = section.prefix
+        self._prefix_section: Prefix | None = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
         path = section.scheduling.journal
@@ -166,7 +167,7 @@ class Pool:
         if self.prefix is not None:
             for name, endpoint in before.items():
                 if self.endpoints.get(name) is not endpoint:
-                    self.prefix.forget(name)
+                    self.prefix.left(name)
         self.dispatcher.set_endpoints(endpoint.view for endpoint in self.endpoints.values())
 
     def start(self, placements: Iterable[Placement], now: float) -> None:
@@ -216,7 +217,7 @@ class Pool:
         """Give a place back and start whoever is next; without an outcome it is tried again."""
         cost: float | None = 0.0
         if self.prefix is not None:
-            self.prefix.released(placement, outcome)
+            self.prefix.released(placement, outcome, now)
         if outcome is not None:
             endpoint = self.endpoints.get(placement.endpoint)
             window = None if endpoint is None else endpoint.window
@@ -236,8 +237,10 @@ class Pool:
         self._tell_others(now)
         self.start(freed, now)
 
-    def began(self, placement: Placement) -> None:
-        """Take in that the first byte of an answer has come."""
+    def began(self, placement: Placement, *, good: bool) -> None:
+        """Take in that the first byte of an answer has come, or of an error."""
+        if good and self.prefix is not None:
+            self.prefix.began(placement)
         if self.recallable is not None and self.recallable.pop(placement.request.id, None):
             self.dispatcher.began(placement)
 
@@ -403,8 +406,14 @@ class Pool:
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Take in that an engine is a new process: its cache is empty."""
-        if self.prefix is not None:
-            self.prefix.forget(endpoint.name)
+        prefix = self.prefix
+        if prefix is None:
+            return
+        prefix.forget(endpoint.name)
+        events = prefix.events.get(endpoint.name)
+        started = None if endpoint.probe is None else endpoint.probe.started
+        if events is not None and events.engine_restarted is not None and started is not None:
+            events.engine_restarted(started)
 
     def refresh(self, endpoint: Endpoint, now: float) -> None:
         """Copy an endpoint's health into its view."""
@@ -424,6 +433,8 @@ class Pool:
                     self.moved(endpoint, change, now)
             self.refresh(endpoint, now)
         self.dispatcher.tick(now)
+        if self.prefix is not None:
+            self.prefix.tick(now, self.endpoints)
         if self._journal is not None:
             self._journal.flush()
         deadline = self.dispatcher.next_deadline

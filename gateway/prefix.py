@@ -3,45 +3,116 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from forebay.policies.contracts import Route
-from forebay.policies.score_sticky import StickyUntilSaturated
-from forebay.prefixcache.blocks import BYTES_PER_TOKEN, BlockHash, chain_text, root
-from forebay.prefixcache.index import Index
+from forebay.policies.score_hash_ring import HashRing
+from forebay.policies.score_least_tokens import LeastTokens
+from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
+from forebay.policies.score_weighted import Weighted
+from forebay.prefixcache.blocks import (
+    BYTES_PER_TOKEN,
+    BlockHash,
+    chain_text,
+    root,
+    root_of_tokens,
+)
+from forebay.prefixcache.deltas import blocks_of
+from forebay.prefixcache.eviction import EVICTIONS
+from forebay.prefixcache.index import Index, Source
 from forebay.prefixcache.learned import Learned
 
+from .prefix_source import EndpointEvents
+from .prefix_text import prompt_text
+from .prompts.service import ROUTES
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forebay.adapters.base import Probe
     from forebay.gateway.config.prefix import Prefix
-    from forebay.policies.contracts import Outcome, Placement, Request
+    from forebay.policies.contracts import Outcome, Placement, Request, Route, Score
+    from forebay.prefixcache.deltas import Delta, Outbox
 
     from .intake import AnyBody
+    from .prompts.service import Cutter
 
-_CONVERSATIONS = frozenset({Route.CHAT, Route.MESSAGES, Route.RESPONSES})
-_END = b"\x1e"
 _MOST_ROOTS = 4096
+_MOST_EARLY = 1000
+"""Deltas kept for an endpoint of which nothing is known yet."""
+_WEIGHT = 0.02
+"""Of one prompt's true tokens a block in their running mean."""
+
+
+class Expected(NamedTuple):
+    """What was predicted for a request that is placed."""
+
+    tokens: int
+    """Of the hit, hopes included."""
+    sure: float
+    """The hit without hopes, as a share of the prompt."""
+    whole: int
+    """Whole blocks of the prompt."""
 
 
 class PoolPrefix:
     """What one pool knows of prefixes."""
 
-    def __init__(self, section: Prefix) -> None:
+    def __init__(self, section: Prefix, *, pool: str = "", cutter: Cutter | None = None) -> None:
         self.section = section
+        self.cutter = cutter
+        """Cuts prompts into tokens; None where events are not looked at by them."""
         self.index = Index()
-        self.learned = Learned(self.index, capacity_blocks=section.capacity_blocks)
-        self.score = StickyUntilSaturated(self.index, section.block_tokens, section.stickiness)
+        self.learned = Learned(
+            self.index,
+            capacity_blocks=section.capacity_blocks,
+            eviction=EVICTIONS[section.evict](),
+            ttl_s=section.ttl,
+        )
+        self.work = RecentWork()
+        self.score = self._score()
+        self.events: dict[str, EndpointEvents] = {}
+        """By endpoint, where they are read."""
         self.predicted_tokens = 0
         """Of predicted hits, where requests were placed."""
+        self.miscounted = 0
+        """Prompts that an engine counted other tokens of than were cut here."""
+        self.counted = 0
+        """Prompts of which it counted as many."""
+        self.epochs: dict[str, str] = {}
+        """What endpoints told of their processes, by name; empty where they do not."""
+        self._early: dict[str, list[Delta]] = {}
+        self._outbox: Outbox | None = None
+        self._pool = pool
         self._block_bytes = section.block_tokens * BYTES_PER_TOKEN
         self._roots: dict[tuple[str, bytes], BlockHash] = {}
-        self._expected: dict[str, int] = {}
+        self._token_roots: dict[tuple[str, bytes], BlockHash] = {}
+        self._adapters: dict[str, str] = {}
+        self._per_block = float(section.block_tokens)
+        self._expected: dict[str, Expected] = {}
+
+    def _score(self) -> Score:
+        section = self.section
+        if section.policy == "weighted":
+            own = section.weights
+            return Weighted(self.index, own.hit, own.load, own.kv)
+        if section.policy == "hash_ring":
+            return HashRing()
+        if section.policy == "least_load":
+            return LeastTokens()
+        return StickyUntilSaturated(self.index, section.block_tokens, section.stickiness, self.work)
+
+    # -- naming ----------------------------------------------------------------------------------
+
+    def wants_tokens(self, route: Route) -> bool:
+        """Tell whether a prompt is to be cut into tokens."""
+        return self.cutter is not None and route in ROUTES and bool(self.events)
 
     def blocks(
         self, route: Route, body: AnyBody, *, model: str, salt: bytes
     ) -> tuple[BlockHash, ...]:
-        """Return a prompt's block hashes; none for what is no prompt."""
+        """Return a prompt's block hashes, by its text; none for what is no prompt."""
         text = prompt_text(route, body)
         if not text:
             return ()
@@ -52,6 +123,71 @@ class PoolPrefix:
                 self._roots.clear()
             parent = self._roots[key] = root(model=model, salt=salt)
         return tuple(chain_text(parent, text, block_bytes=self._block_bytes))
+
+    def named(
+        self, request: Request, body: AnyBody, tokens: bytes | None, *, salt: bytes
+    ) -> Request:
+        """Return a request with its prompt's blocks: by its tokens where they are known."""
+        if tokens is None:
+            blocks, prompt = (
+                self.blocks(request.route, body, model=request.model, salt=salt),
+                request.prompt_tokens_estimate,
+            )
+        else:
+            blocks, prompt = self._chain(tokens, request.model, salt), len(tokens) // 4
+        left = prompt - self.longest(blocks, prompt)
+        return replace(
+            request,
+            blocks=blocks,
+            counted=tokens is not None,
+            prompt_tokens_estimate=prompt,
+            uncached_tokens=left,
+        )
+
+    def _chain(self, tokens: bytes, model: str, salt: bytes) -> tuple[BlockHash, ...]:
+        key = (self._adapters.get(model, ""), salt)
+        parent = self._token_roots.get(key)
+        if parent is None:
+            if len(self._token_roots) >= _MOST_ROOTS:
+                self._token_roots.clear()
+            parent = self._token_roots[key] = root_of_tokens(adapter=key[0], salt=salt.hex())
+        return tuple(chain_text(parent, tokens, block_bytes=4 * self.section.block_tokens))
+
+    def share(self, outbox: Outbox | None) -> None:
+        """Tell other replicas from now on what is learned here."""
+        self._outbox = outbox
+        self.learned.share = None if outbox is None else self._share
+
+    def _share(self, endpoint: str, blocks: Sequence[BlockHash]) -> None:
+        assert self._outbox is not None
+        self._outbox.add(self._pool, endpoint, self.epochs.get(endpoint, ""), blocks)
+
+    def heard(self, delta: Delta) -> None:
+        """Take over what another replica tells; what of another epoch it is, is passed over."""
+        endpoint = delta.endpoint
+        epoch = self.epochs.get(endpoint)
+        if epoch is None:
+            early = self._early.setdefault(endpoint, [])
+            if len(early) < _MOST_EARLY:
+                early.append(delta)
+        elif delta.forget:
+            if delta.epoch == epoch == "":
+                self.learned.forget_expected(endpoint)
+        elif delta.epoch == epoch:
+            self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type] - hashes of theirs
+
+    def probed(self, endpoint: str, probe: Probe) -> None:
+        """Take in which of its models are adapters, by the name that events use, and its size."""
+        self.epochs[endpoint] = "" if probe.started is None else f"{probe.started:.0f}"
+        for delta in self._early.pop(endpoint, ()):
+            self.heard(delta)
+        for card in probe.models:
+            if card.parent is not None:
+                self._adapters[card.name] = card.name.removeprefix(f"{card.parent}:")
+        if probe.kv_tokens:
+            self.learned.limit(endpoint, int(probe.kv_tokens / self._per_block))
+
+    # -- placing ---------------------------------------------------------------------------------
 
     def longest(self, blocks: tuple[BlockHash, ...], prompt_tokens: int) -> int:
         """Return the tokens of the longest predicted hit anywhere."""
@@ -64,34 +200,122 @@ class PoolPrefix:
 
     def placed(self, placement: Placement) -> None:
         """Note where a prompt goes, and the hit that is predicted there."""
-        request = placement.request
-        if not request.blocks:
+        request, endpoint = placement.request, placement.endpoint
+        chain = request.blocks
+        if not chain:
             return
-        held = self.index.match(request.blocks).get(placement.endpoint, 0)
+        index, learned = self.index, self.learned
+        held = index.depth(endpoint, chain, Source.EXPECTED)
+        sure = learned.sure(endpoint, chain, held)
+        if endpoint in self.events:
+            exact = index.depth(endpoint, chain, Source.EXACT)
+            held, sure = max(held, exact), max(sure, exact)
         hit = self._tokens(held, request.prompt_tokens_estimate)
         left = request.prompt_tokens_estimate - hit
-        self.score.work.add(placement.endpoint, left, placement.placed)
-        self._expected[request.id] = hit
+        self.work.add(endpoint, left, placement.placed)
+        whole = request.prompt_tokens_estimate // self.section.block_tokens
+        self._expected[request.id] = Expected(hit, sure / len(chain), min(whole, len(chain)))
         self.predicted_tokens += hit
-        self.learned.placed(placement.endpoint, request.blocks)
+        learned.placed(
+            endpoint,
+            chain,
+            request=request.id,
+            now=placement.placed,
+            by_tokens=request.counted,
+        )
+
+    def began(self, placement: Placement) -> None:
+        """Take in that the first byte of an answer has come."""
+        request = placement.request
+        if request.blocks:
+            self.learned.began(request.id, placement.endpoint, request.blocks)
 
     def expected(self, request_id: str) -> int | None:
         """Return the hit that was predicted for a request which is placed."""
-        return self._expected.get(request_id)
+        found = self._expected.get(request_id)
+        return None if found is None else found.tokens
 
-    def released(self, placement: Placement, outcome: Outcome | None) -> None:
+    def released(self, placement: Placement, outcome: Outcome | None, now: float) -> None:
         """Learn from what the engine says it had cached, where it says so."""
-        hit = self._expected.pop(placement.request.id, None)
-        if hit is None or outcome is None or outcome.cached_tokens is None:
+        request, endpoint = placement.request, placement.endpoint
+        expected = self._expected.pop(request.id, None)
+        if expected is None:
             return
-        self.learned.reported(
-            placement.endpoint, predicted_tokens=hit, cached_tokens=outcome.cached_tokens
+        if outcome is not None and outcome.first_byte is not None and outcome.status == 200:
+            self._answered(placement, outcome, now)
+        self.learned.ended(request.id)
+        if outcome is not None and outcome.cached_tokens is not None:
+            prompt = outcome.prompt_tokens or request.prompt_tokens_estimate
+            predicted = expected.sure * prompt
+            self.learned.reported(
+                endpoint, predicted_tokens=predicted, cached_tokens=outcome.cached_tokens
+            )
+            if request.counted and endpoint in self.learned.told:
+                self._correct(placement, expected, outcome.cached_tokens)
+
+    def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
+        request = placement.request
+        self.learned.began(request.id, placement.endpoint, request.blocks)
+        if outcome.prompt_tokens and not request.counted:
+            told = outcome.prompt_tokens / len(request.blocks)
+            self._per_block += _WEIGHT * (told - self._per_block)
+        if request.counted and outcome.prompt_tokens is not None:
+            same = request.prompt_tokens_estimate == outcome.prompt_tokens
+            self.counted += same
+            self.miscounted += not same
+        events = self.events.get(placement.endpoint)
+        if events is not None:
+            cached = outcome.cached_tokens or 0
+            new = (outcome.prompt_tokens or 0) - cached - 2 * self.section.block_tokens
+            if new > 0:
+                events.answered(now)
+
+    def _correct(self, placement: Placement, expected: Expected, cached: int) -> None:
+        """Take in what an engine had that its events did not say, or said and did not have."""
+        chain, endpoint = placement.request.blocks, placement.endpoint
+        blocks = min(cached // self.section.block_tokens, expected.whole)
+        if blocks > self.index.depth(endpoint, chain, Source.EXACT):
+            self.learned.placed(endpoint, chain[:blocks])
+        elif cached == 0:
+            self.index.remove(endpoint, chain)
+
+    # -- endpoints -------------------------------------------------------------------------------
+
+    def listen(self, endpoint: str) -> EndpointEvents:
+        """Return who is told of an endpoint's events."""
+        listener = self.events[endpoint] = EndpointEvents(
+            self._pool,
+            endpoint,
+            index=self.index,
+            learned=self.learned,
+            named=self.cutter is not None,
         )
+        return listener
+
+    def unlisten(self, endpoint: str) -> None:
+        """Look at an endpoint's events no more."""
+        if self.events.pop(endpoint, None) is not None:
+            self.index.clear(endpoint, Source.EXACT)
+            self.learned.told.discard(endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Expect nothing of an endpoint any more."""
+        """Expect nothing of an endpoint any more; what its events say is theirs to take back."""
+        self.learned.forget_expected(endpoint)
+        self.work.forget(endpoint)
+        if self._outbox is not None:
+            self._outbox.forget(self._pool, endpoint, self.epochs.get(endpoint, ""))
+
+    def left(self, endpoint: str) -> None:
+        """Forget an endpoint that is gone for good."""
         self.learned.forget(endpoint)
-        self.score.work.forget(endpoint)
+        self.learned.told.discard(endpoint)
+        self.events.pop(endpoint, None)
+        self.epochs.pop(endpoint, None)
+        self.work.forget(endpoint)
+
+    def tick(self, now: float, endpoints: Iterable[str]) -> None:
+        """Let time pass."""
+        self.learned.tick(now, endpoints)
 
     def _tokens(self, blocks: int, prompt_tokens: int) -> int:
         return min(blocks * self.section.block_tokens, prompt_tokens)
@@ -100,51 +324,3 @@ class PoolPrefix:
 def tenant_salt(tenant: str, secret: bytes) -> bytes:
     """Return what keeps a tenant's prefixes apart: the same over restarts and replicas."""
     return blake2b(tenant.encode(), key=secret[:64], digest_size=16).digest()
-
-
-def prompt_text(route: Route, body: AnyBody) -> bytes:
-    """Write a prompt as one text that is equal where the model would see the same.
-
-    Key order and white space of the JSON do not count; what an image is called does.
-    """
-    if route in _CONVERSATIONS:
-        pieces: list[bytes] = []
-        for name in ("system", "instructions", "tools"):
-            if name in body.members:
-                pieces += (_canonical(body.get(name)), _END)
-        said = body.get("input" if route is Route.RESPONSES else "messages")
-        if isinstance(said, list):
-            for message in said:  # type: ignore[reportUnknownVariableType] - any JSON
-                _write(message, pieces)
-        elif said is not None:
-            pieces.append(_canonical(said))
-        return b"".join(pieces)
-    if route is not Route.COMPLETIONS:
-        return b""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # type: ignore[reportUnknownVariableType] - any JSON
-    return b"" if prompt is None else _canonical(prompt)
-
-
-def _write(message: Any, pieces: list[bytes]) -> None:
-    """Write one message: who speaks, what is said, what is called."""
-    if not isinstance(message, dict):
-        pieces += (_canonical(message), _END)
-        return
-    role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
-    pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType] - JSON
-    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType] - JSON
-    if rest:
-        pieces.append(_canonical(rest))
-    pieces.append(_END)
-
-
-def _canonical(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace")
-    if isinstance(value, list) and len(value) == 1:  # type: ignore[reportUnknownArgumentType] - any JSON
-        (part,) = value  # type: ignore[reportUnknownVariableType] - JSON
-        if isinstance(part, dict) and part.keys() == {"type", "text"}:  # type: ignore[reportUnknownMemberType] - JSON
-            return _canonical(part["text"])  # type: ignore[reportUnknownArgumentType] - text in a list of one is that text
-    return msgspec.json.encode(value, order="deterministic")

@@ -23,6 +23,7 @@ from .keys import Keys
 from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .operations import CannotNow, CannotReach, Operations
+from .prefix_status import sharing_status
 from .protocol import Connections, HttpProtocol, Phase
 from .quota.metering import Metering
 from .quota.store import StoreAway
@@ -294,6 +295,7 @@ class Process:
             quota=self._metering.status({tenant.name for tenant in self.config.tenants}),
             experiments=self.experiments.status(),
             experiments_away=self.experiments.away,
+            prefix_sharing=sharing_status(self._assembly.sharing),
             version=__version__,
             started_unix_s=self._started,
         )

@@ -194,12 +194,12 @@ class Relay:
     def holding(self, attempt: Attempt) -> None:
         """Take note that a whole answer, or an error, has begun to come."""
         self._state = advance(self._state, _HOLD)
-        self._inbound.pool.began(attempt.placement)
+        self._inbound.pool.began(attempt.placement, good=attempt.status < 300)
 
     def starting(self, attempt: Attempt, now: float) -> None:
         """Take note that the first bytes go to the caller: from here on nothing can be retried."""
         self._state = advance(self._state, _STREAM)
-        self._inbound.pool.began(attempt.placement)
+        self._inbound.pool.began(attempt.placement, good=True)
         self.outcome.first_byte = now
 
     def failed(

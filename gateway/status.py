@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .endpoint import shown_state
+from .prefix_status import prefix_status
 from .telemetry.snapshot import EndpointStatus, PoolStatus, QueueStatus, Snapshot
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         queued_bytes=dispatcher.queued_bytes,
         oldest_wait_s=dispatcher.oldest_wait(now),
         queue=_queue(dispatcher, now),
-        prefix_blocks=None if prefix is None else len(prefix.index),
-        prefix_predicted_tokens=0 if prefix is None else prefix.predicted_tokens,
-        prefix_confirmed=0 if prefix is None else prefix.learned.confirmed,
-        prefix_ghosts=0 if prefix is None else prefix.learned.ghosts,
+        prefix=None if prefix is None else prefix_status(prefix, pool.endpoints),
         length=None if pool.reading is None else pool.reading.status(),
     )
 

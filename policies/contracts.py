@@ -183,6 +183,8 @@ class Request(Struct, frozen=True, gc=False):
     session: str | None = None
     blocks: tuple[BlockHash, ...] = ()
     """The prompt's chain of block hashes; empty where its pool does not look at prefixes."""
+    counted: bool = False
+    """`prompt_tokens_estimate` is a count of the model's own tokens."""
     endpoint: str | None = None
     """The only endpoint that can serve it (a stored response lives on one), or None."""
     avoid: frozenset[str] = frozenset()

@@ -24,6 +24,7 @@ from .ordering_fcfs import Fcfs
 from .ordering_hrrn import Hrrn
 from .ordering_sjf import Sjf
 from .pick import Seeded
+from .score_hash_ring import HashRing
 from .score_least_tokens import LeastTokens
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ FILTERS: dict[str, Callable[..., Filter]] = {
     "capability": Capability,
     "room": Room,
 }
-SCORES: dict[str, Callable[..., Score]] = {"least_tokens": LeastTokens}
+SCORES: dict[str, Callable[..., Score]] = {"hash_ring": HashRing, "least_tokens": LeastTokens}
 PICKS: dict[str, Callable[..., Pick]] = {"seeded": Seeded}
 
 KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {

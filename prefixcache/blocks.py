@@ -11,10 +11,15 @@ our hashes. The root, where tenants are kept apart, is BLAKE2b.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from hashlib import blake2b
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BlockHash = NewType("BlockHash", int)
 """Unsigned, 64 bits."""
@@ -49,3 +54,28 @@ def chain_text(parent: BlockHash, text: bytes, *, block_bytes: int) -> list[Bloc
         value = _hash(text[start : start + block_bytes], value)
         add(BlockHash(value))
     return hashes
+
+
+def root_of_tokens(*, adapter: str = "", salt: str = "") -> BlockHash:
+    """Return the parent of a first block of token ids, which both requests and events can tell.
+
+    Events name no model, so this holds within one pool and one base model of an endpoint; `salt` is
+    what the engine is sent as `cache_salt`.
+    """
+    return root(model="tokens", adapter=adapter, salt=salt.encode())
+
+
+def token_bytes(tokens: Iterable[int]) -> bytes:
+    """Write token ids as they are hashed: four bytes each, little-endian.
+
+    Raises TypeError and OverflowError for what are no token ids.
+    """
+    words = array("I", tokens)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def chain_tokens(parent: BlockHash, tokens: Iterable[int], *, block_tokens: int) -> list[BlockHash]:
+    """Hash token ids in blocks of `block_tokens`; a trailing part is a block of its own."""
+    return chain_text(parent, token_bytes(tokens), block_bytes=4 * block_tokens)

@@ -1,22 +1,29 @@
 """Who holds which block: one table per pool, looked up along a prompt's chain.
 
-Theory of operation. The table maps a block's hash to a small number that stands for the *set* of
-its holders. Sets are interned, since few different ones exist, and steps between them (one endpoint
-more or less) are remembered. Python's garbage collector does not track a dict of integers, so a
-full table adds nothing to its pauses.
+Theory of operation. A *slot* is an endpoint by one source of knowledge (`Source`); it has a bit.
+The table maps a block's hash to the set of its slots, an integer of such bits. Python's garbage
+collector does not track a dict of integers, so a full table adds nothing to its pauses; the table
+and each slot's own blocks are cut into shards, so that none is ever large enough for its growing to
+be felt (a dict of ten million takes a second for that).
 
 A prefix cache holds a block only while it holds the one before it, or soon loses it, so along a
 chain the holders only become fewer. Where two positions have the same holders, all between have
 them, too: a lookup gallops and bisects instead of walking, in O(changes x log length). An index
-that was told otherwise (a removal out of order) answers with too long a hit at worst, which the
-next report corrects.
+that was told otherwise (a removal out of order) answers with too long a hit at worst, never with
+too short a one.
 
-Each endpoint's blocks are kept in the order of their last use, for eviction and for forgetting all
-of an endpoint at once.
+Forgetting all of an endpoint takes its bits out of use at once, whatever it held: that is what
+fences a restarted engine's blocks. The bits are cleared out of the table little by little (`sweep`)
+and only then used again.
+
+Each slot's blocks are kept in the order of their last use, each with how often it was used; who
+gives way is for `eviction` to say.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
+from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,143 +32,280 @@ if TYPE_CHECKING:
 
     from .blocks import BlockHash
 
-_EMPTY = 0
+SHARDS = 256
+SLOT_SHARDS = 16
+MOST_COUNTED = 255
+"""Uses of a block are counted up to this."""
+_COUNT_BITS = 8
+_CACHED_SETS = 4096
+_SHARD = SHARDS - 1  # by middle bits of a hash: a dict places its keys by their lowest
+_SLOT_SHARD = SLOT_SHARDS - 1
 
 
-class HolderSets:
-    """Interned sets of endpoints, named by small integers; 0 is the empty set."""
+class Source(IntEnum):
+    """How it is known that an endpoint holds a block."""
 
-    __slots__ = ("_added", "_ids", "_removed", "_sets")
+    EXACT = 0
+    """The engine said so."""
+    EXPECTED = 1
+    """It was sent there."""
 
-    def __init__(self) -> None:
-        self._sets: list[tuple[str, ...]] = [()]
-        self._ids: dict[tuple[str, ...], int] = {(): _EMPTY}
-        self._added: dict[tuple[int, str], int] = {}
-        self._removed: dict[tuple[int, str], int] = {}
 
-    def __getitem__(self, number: int) -> tuple[str, ...]:
-        """Return a set's endpoints, sorted."""
-        return self._sets[number]
+class _Slot:
+    """The blocks of one endpoint by one source."""
 
-    def add(self, number: int, endpoint: str) -> int:
-        """Return the set with one endpoint more."""
-        key = (number, endpoint)
-        found = self._added.get(key)
-        if found is None:
-            found = self._added[key] = self._intern({*self._sets[number], endpoint})
-        return found
+    __slots__ = ("bit", "blocks", "endpoint", "held", "source")
 
-    def remove(self, number: int, endpoint: str) -> int:
-        """Return the set with one endpoint less."""
-        key = (number, endpoint)
-        found = self._removed.get(key)
-        if found is None:
-            found = self._removed[key] = self._intern({*self._sets[number]} - {endpoint})
-        return found
-
-    def _intern(self, endpoints: Iterable[str]) -> int:
-        key = tuple(sorted(endpoints))
-        number = self._ids.get(key)
-        if number is None:
-            number = self._ids[key] = len(self._sets)
-            self._sets.append(key)
-        return number
+    def __init__(self, endpoint: str, source: Source, bit: int) -> None:
+        self.endpoint = endpoint
+        self.source = source
+        self.bit = bit
+        self.blocks: list[dict[int, int]] = [{} for _ in range(SLOT_SHARDS)]
+        """Hash to (last use << 8 | uses), the least recently used first."""
+        self.held = 0
 
 
 class Index:
     """Blocks and their holders. Not thread-safe: it lives on one loop."""
 
-    __slots__ = ("_blocks", "_holders", "_sets")
+    __slots__ = (
+        "_clock",
+        "_dead",
+        "_free",
+        "_live",
+        "_masks",
+        "_names",
+        "_next",
+        "_shards",
+        "_slots",
+    )
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-        self._blocks: dict[str, dict[BlockHash, None]] = {}
-        self._sets = HolderSets()
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self._slots: dict[tuple[str, Source], _Slot] = {}
+        self._live: dict[int, _Slot] = {}
+        self._dead: list[_Slot] = []
+        self._free: list[int] = []
+        self._next = 0
+        self._clock = 0
+        self._masks: dict[int, int] = {}
+        self._names: dict[int, tuple[tuple[str, Source], ...]] = {}
 
     def __len__(self) -> int:
-        """Return how many distinct blocks are held somewhere."""
-        return len(self._holders)
+        """Return how many distinct blocks are held somewhere, those to be swept included."""
+        return sum(map(len, self._shards))
 
-    def held(self, endpoint: str) -> int:
-        """Return how many blocks an endpoint holds."""
-        return len(self._blocks.get(endpoint, ()))
+    def held(self, endpoint: str, source: Source = Source.EXPECTED) -> int:
+        """Return how many blocks an endpoint holds by one source."""
+        slot = self._slots.get((endpoint, source))
+        return 0 if slot is None else slot.held
 
     def holders(self, block: BlockHash) -> tuple[str, ...]:
         """Return who holds one block, sorted."""
-        return self._sets[self._holders.get(block, _EMPTY)]
+        found = self._holders_of(self._shards[block >> 40 & _SHARD].get(block, 0))
+        return tuple(sorted({endpoint for endpoint, _ in found}))
 
-    def store(self, endpoint: str, blocks: Iterable[BlockHash]) -> None:
-        """Note that an endpoint holds blocks, used just now."""
-        own = self._blocks.setdefault(endpoint, {})
-        holders, add = self._holders, self._sets.add
+    def store(
+        self, endpoint: str, blocks: Iterable[BlockHash], source: Source = Source.EXPECTED
+    ) -> list[BlockHash]:
+        """Note that an endpoint holds blocks, used just now; return those that are new to it."""
+        slot = self._slots.get((endpoint, source))
+        if slot is None:
+            slot = self._open(endpoint, source)
+        shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
+        clock = self._clock
+        new: list[BlockHash] = []
         for block in blocks:
-            if block in own:
-                del own[block]  # to the end of the order
+            clock += 1
+            mine = own[block >> 48 & _SLOT_SHARD]
+            used = mine.pop(block, None)  # to the end of the order
+            if used is None:
+                new.append(block)
+                shard = shards[block >> 40 & _SHARD]
+                shard[block] = canonical(shard.get(block, 0) | bit)
+                mine[block] = clock << _COUNT_BITS | 1
             else:
-                holders[block] = add(holders.get(block, _EMPTY), endpoint)
-            own[block] = None
+                mine[block] = clock << _COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
+        self._clock = clock
+        slot.held += len(new)
+        return new
 
-    def remove(self, endpoint: str, blocks: Iterable[BlockHash]) -> int:
+    def remove(
+        self, endpoint: str, blocks: Iterable[BlockHash], source: Source = Source.EXPECTED
+    ) -> int:
         """Note that an endpoint no longer holds blocks; return how many it did hold."""
-        own = self._blocks.get(endpoint)
-        if own is None:
+        slot = self._slots.get((endpoint, source))
+        if slot is None:
             return 0
-        removed = 0
+        own, removed = slot.blocks, 0
         for block in blocks:
-            if block in own:
-                del own[block]
-                self._drop(endpoint, block)
+            if own[block >> 48 & _SLOT_SHARD].pop(block, None) is not None:
+                self._drop(slot.bit, block)
                 removed += 1
+        slot.held -= removed
         return removed
 
-    def clear(self, endpoint: str) -> int:
-        """Forget all that an endpoint holds: it restarted, or left. Return how much it was."""
-        own = self._blocks.pop(endpoint, {})
-        for block in own:
-            self._drop(endpoint, block)
-        return len(own)
+    def clear(self, endpoint: str, source: Source | None = None) -> int:
+        """Forget all that an endpoint holds, at once; return how much it was.
 
-    def oldest(self, endpoint: str, count: int) -> list[BlockHash]:
-        """Return an endpoint's least recently used blocks."""
-        return list(islice(self._blocks.get(endpoint, ()), count))
+        By all sources, or only by one. What it held is swept out of the table later.
+        """
+        forgotten = 0
+        for each in Source if source is None else (source,):
+            slot = self._slots.pop((endpoint, each), None)
+            if slot is not None:
+                del self._live[slot.bit]
+                self._dead.append(slot)
+                self._names.clear()
+                forgotten += slot.held
+        return forgotten
 
-    def _drop(self, endpoint: str, block: int) -> None:
-        left = self._sets.remove(self._holders[block], endpoint)
-        if left == _EMPTY:
-            del self._holders[block]
-        else:
-            self._holders[block] = left
+    def sweep(self, most: int) -> int:
+        """Take up to `most` forgotten blocks out of the table; return how many are left."""
+        while self._dead and most > 0:
+            slot = self._dead[-1]
+            for own in slot.blocks:
+                count = min(most, len(own))
+                for _ in range(count):
+                    self._drop(slot.bit, own.popitem()[0])
+                slot.held -= count
+                most -= count
+            if not slot.held:
+                self._dead.pop()
+                self._free.append(slot.bit)
+        return sum(slot.held for slot in self._dead)
+
+    @property
+    def clock(self) -> int:
+        """How many uses of blocks there have been."""
+        return self._clock
+
+    def expire(self, endpoint: str, clock: int, most: int) -> int:
+        """Forget up to `most` expected blocks that were last used before a moment of `clock`."""
+        slot = self._slots.get((endpoint, Source.EXPECTED))
+        if slot is None:
+            return 0
+        old: list[int] = []
+        for own in slot.blocks:
+            for block, used in own.items():
+                if used >> _COUNT_BITS >= clock or len(old) >= most:
+                    break
+                old.append(block)
+        return self.remove(endpoint, old)  # type: ignore[arg-type] - what was stored
+
+    def oldest(
+        self, endpoint: str, count: int, source: Source = Source.EXPECTED
+    ) -> list[tuple[BlockHash, int, int]]:
+        """Return a slot's least recently used blocks: hash, age in uses of any block, uses."""
+        slot = self._slots.get((endpoint, source))
+        if slot is None or count <= 0:
+            return []
+        found = islice(merge(*(own.items() for own in slot.blocks if own), key=_used), count)
+        clock = self._clock
+        return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc] - what was stored
+
+    # -- looking up ------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[BlockHash]) -> dict[str, int]:
-        """Return how many leading blocks of the chain each endpoint holds, where any."""
-        if not chain:
-            return {}
-        get = self._holders.get
-        first = get(chain[0], _EMPTY)
-        if first == _EMPTY:
-            return {}
+        """Return how many leading blocks of the chain each endpoint holds, by any source."""
         hits: dict[str, int] = {}
-        for number, length in self._steps(chain, first):
-            for endpoint in self._sets[number]:
+        for mask, length in self._steps(chain):
+            for endpoint, _ in self._holders_of(mask):
                 hits[endpoint] = length
         return hits
 
-    def _steps(self, chain: Sequence[BlockHash], first: int) -> Iterator[tuple[int, int]]:
+    def depth(self, endpoint: str, chain: Sequence[BlockHash], source: Source) -> int:
+        """Return how many leading blocks of the chain an endpoint holds by one source."""
+        slot = self._slots.get((endpoint, source))
+        if slot is None:
+            return 0
+        own, low, high = slot.blocks, 0, len(chain)
+        while low < high:
+            middle = (low + high) // 2
+            block = chain[middle]
+            if block in own[block >> 48 & _SLOT_SHARD]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _steps(self, chain: Sequence[BlockHash]) -> Iterator[tuple[int, int]]:
         """Yield each set of holders along the chain with how far it reaches, shortest first."""
-        get, position, current, size = self._holders.get, 0, first, len(chain)
-        while current != _EMPTY:
+        size = len(chain)
+        if not size:
+            return
+        shards, position = self._shards, 0
+        block = chain[0]
+        current = shards[block >> 40 & _SHARD].get(block, 0)
+        while current:
             low, step = position, 1
-            while low + step < size and get(chain[low + step], _EMPTY) == current:
+            while low + step < size:
+                block = chain[low + step]
+                if shards[block >> 40 & _SHARD].get(block, 0) & current != current:
+                    break
                 low += step
                 step *= 2
             high = min(low + step, size)
-            while high - low > 1:  # chain[low] has `current`, chain[high] has not
+            while high - low > 1:  # all of `current` hold chain[low], not all chain[high]
                 middle = (low + high) // 2
-                if get(chain[middle], _EMPTY) == current:
+                block = chain[middle]
+                if shards[block >> 40 & _SHARD].get(block, 0) & current == current:
                     low = middle
                 else:
                     high = middle
             yield current, high
             if high == size:
                 return
-            position, current = high, get(chain[high], _EMPTY)
+            position, block = high, chain[high]
+            current &= shards[block >> 40 & _SHARD].get(
+                block, 0
+            )  # who lost one block lost the rest
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def _open(self, endpoint: str, source: Source) -> _Slot:
+        if self._free:
+            bit = self._free.pop()
+        else:
+            bit = 1 << self._next
+            self._next += 1
+        slot = self._slots[endpoint, source] = self._live[bit] = _Slot(endpoint, source, bit)
+        self._names.clear()
+        return slot
+
+    def _drop(self, bit: int, block: int) -> None:
+        shard = self._shards[block >> 40 & _SHARD]
+        left = shard[block] & ~bit
+        if left:
+            shard[block] = self._canonical(left)
+        else:
+            del shard[block]
+
+    def _canonical(self, mask: int) -> int:
+        """Return one object for equal sets: a table of a million blocks has few different ones."""
+        found = self._masks.get(mask)
+        if found is None:
+            if len(self._masks) >= _CACHED_SETS:
+                self._masks.clear()
+            found = self._masks[mask] = mask
+        return found
+
+    def _holders_of(self, mask: int) -> tuple[tuple[str, Source], ...]:
+        found = self._names.get(mask)
+        if found is None:
+            if len(self._names) >= _CACHED_SETS:
+                self._names.clear()
+            found = self._names[mask] = tuple(self._expand(mask))
+        return found
+
+    def _expand(self, mask: int) -> Iterator[tuple[str, Source]]:
+        while mask:
+            bit = mask & -mask
+            slot = self._live.get(bit)
+            if slot is not None:
+                yield slot.endpoint, slot.source
+            mask ^= bit
+
+
+def _used(item: tuple[int, int]) -> int:
+    return item[1]

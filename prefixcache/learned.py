@@ -1,20 +1,31 @@
 """Guesses what endpoints hold from what was sent to them, and corrects itself by what they report.
 
 Works with every engine, since it needs no events: a prompt that went to an endpoint is expected to
-be in its cache. What the endpoint reports as cached tokens shows how far that is true. A predicted
-hit that did not happen means that the engine forgets sooner than was thought, so the endpoint's
-capacity shrinks and its oldest expectations go; one that did happen lets it grow again slowly
-(additive increase, multiplicative decrease, as for congestion windows: Chiu and Jain, 1989).
+be in its cache. At first that is a *hope*, which counts when requests are placed and fades after
+`HOPE_S`; the first byte of the answer makes it an expectation, an answer that never comes ends it.
+
+What the endpoint reports as cached tokens shows how far expectations are true. A predicted hit that
+did not happen means that the engine forgets sooner than was thought, so the endpoint's capacity
+shrinks and its oldest expectations go; one that did happen lets it grow again slowly (additive
+increase, multiplicative decrease, as for congestion windows: Chiu and Jain, 1989). Several in a row
+of which nothing at all happened mean that the cache is another one: all is forgotten.
+
+Where an engine tells by events what it holds, hopes only bridge the time until it does.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
+from .eviction import Hybrid, victims
+from .index import Source
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .blocks import BlockHash
+    from .eviction import Eviction
     from .index import Index
 
 SHRINK = 0.9
@@ -22,53 +33,201 @@ GROW_BLOCKS = 16
 LEAST_BLOCKS = 64
 GHOST_SHARE = 0.5
 """Of a predicted hit that must come true for it not to count as a ghost."""
+LEAST_PREDICTED = 128
+"""Tokens of a predicted hit below which nothing is concluded: engines keep whole blocks only, and
+never the last token."""
+CLEARED_AFTER = 3
+"""Predicted hits in a row with nothing cached at all that tell of an emptied cache."""
+HOPE_S = 5.0
+TTL_S = 3600.0
+_SWEPT = 4096
+"""Blocks that one tick takes out at most: about 2 ms."""
 
 
 class Learned:
     """Expectations of one pool, kept in its index."""
 
-    def __init__(self, index: Index, *, capacity_blocks: int) -> None:
+    def __init__(
+        self,
+        index: Index,
+        *,
+        capacity_blocks: int,
+        eviction: Eviction | None = None,
+        ttl_s: float = TTL_S,
+    ) -> None:
         """`capacity_blocks` is the most that an endpoint is expected to hold."""
         self._index = index
         self._most = capacity_blocks
+        self._eviction: Eviction = eviction or Hybrid()
+        self._ttl_s = ttl_s
+        self._mosts: dict[str, int] = {}
         self._capacity: dict[str, int] = {}
+        self._hopes: dict[str, tuple[str, Sequence[BlockHash], float, bool]] = {}
+        """By request: endpoint, blocks, until when, and whether events will tell of them."""
+        self._hoped: dict[str, dict[BlockHash, int]] = {}
+        self._given_up: set[str] = set()
+        self._in_a_row: dict[str, int] = {}
+        self._marks: deque[tuple[float, int]] = deque()
+        self.told: set[str] = set()
+        """Endpoints that tell by events what they hold."""
+        self.share: Callable[[str, Sequence[BlockHash]], None] | None = None
+        """Is told of what an endpoint came to be expected to hold, where others want to know."""
         self.ghosts = 0
         """Predicted hits that did not happen."""
         self.confirmed = 0
         """Predicted hits that did."""
+        self.evicted = 0
+        """Blocks that gave way to others."""
+        self.emptied = 0
+        """Caches found to be empty by what was reported."""
 
     def capacity(self, endpoint: str) -> int:
         """Return how many blocks an endpoint is expected to hold at most."""
-        return self._capacity.get(endpoint, self._most)
+        return self._capacity.get(endpoint, self._mosts.get(endpoint, self._most))
 
-    def placed(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
-        """Expect an endpoint to hold a prompt's blocks from now on.
+    def heard(self, endpoint: str, blocks: Sequence[BlockHash]) -> None:
+        """Take over what another replica expects; where events tell, they know better."""
+        if endpoint not in self.told:
+            self._index.store(endpoint, blocks)
+            self._trim(endpoint)
 
-        The first blocks are touched last: a prefix outlives what hangs on it.
-        """
-        self._index.store(endpoint, reversed(chain))
+    def limit(self, endpoint: str, blocks: int) -> None:
+        """Take in how much an endpoint's cache can hold."""
+        most = max(LEAST_BLOCKS, min(self._most, blocks))
+        self._mosts[endpoint] = most
+        if self._capacity.get(endpoint, most) > most:
+            self._capacity[endpoint] = most
         self._trim(endpoint)
 
-    def reported(self, endpoint: str, *, predicted_tokens: int, cached_tokens: int) -> None:
-        """Compare a predicted hit with what the engine says; only where a hit was predicted."""
-        if predicted_tokens <= 0:
+    def sure(self, endpoint: str, chain: Sequence[BlockHash], length: int) -> int:
+        """Return how much of a hit of `length` blocks is more than a hope."""
+        hoped = self._hoped.get(endpoint)
+        if hoped:
+            while length and chain[length - 1] in hoped:
+                length -= 1
+        return length
+
+    def placed(
+        self,
+        endpoint: str,
+        chain: Sequence[BlockHash],
+        *,
+        request: str = "",
+        now: float = 0.0,
+        by_tokens: bool = False,
+    ) -> None:
+        """Hope that an endpoint will hold a prompt's blocks; without a `request`, expect it.
+
+        `by_tokens`: events speak of these blocks, where the endpoint tells any. The first blocks
+        are touched last: a prefix outlives what hangs on it.
+        """
+        new = self._index.store(endpoint, reversed(chain))
+        if request and new:
+            told = by_tokens and endpoint in self.told
+            self._hopes[request] = (endpoint, new, now + HOPE_S, told)
+            hoped = self._hoped.setdefault(endpoint, {})
+            for block in new:
+                hoped[block] = hoped.get(block, 0) + 1
+        self._trim(endpoint)
+
+    def began(self, request: str, endpoint: str, chain: Sequence[BlockHash]) -> None:
+        """Take in that an answer has begun: its prompt is in the cache."""
+        hope = self._hopes.get(request)
+        if hope is not None:
+            if hope[3]:
+                return
+            del self._hopes[request]
+            self._settle(endpoint, hope[1])
+            if self.share is not None:
+                self.share(endpoint, hope[1])
+        elif request in self._given_up:
+            self._given_up.discard(request)
+            self.placed(endpoint, chain)
+
+    def ended(self, request: str) -> None:
+        """Take in that a request is over; what no answer has begun of was a vain hope."""
+        self._given_up.discard(request)
+        hope = self._hopes.get(request)
+        if hope is not None and not hope[3]:
+            self._end(request)
+
+    def reported(self, endpoint: str, *, predicted_tokens: float, cached_tokens: int) -> None:
+        """Compare a predicted hit with what the engine says."""
+        if predicted_tokens < LEAST_PREDICTED:
             return
         capacity = self.capacity(endpoint)
         if cached_tokens >= predicted_tokens * GHOST_SHARE:
             self.confirmed += 1
-            self._capacity[endpoint] = min(self._most, capacity + GROW_BLOCKS)
+            self._in_a_row.pop(endpoint, None)
+            most = self._mosts.get(endpoint, self._most)
+            self._capacity[endpoint] = min(most, capacity + GROW_BLOCKS)
             return
         self.ghosts += 1
+        if endpoint in self.told or (cached_tokens == 0 and self._is_emptied(endpoint)):
+            return
         held = min(capacity, self._index.held(endpoint))
         self._capacity[endpoint] = max(LEAST_BLOCKS, int(held * SHRINK))
         self._trim(endpoint)
 
     def forget(self, endpoint: str) -> int:
         """Expect nothing of an endpoint any more: it restarted or left. Return how much it was."""
+        return self.forget_expected(endpoint) + self._index.clear(endpoint)
+
+    def forget_expected(self, endpoint: str) -> int:
+        """Forget what is not known from the endpoint's own events."""
         self._capacity.pop(endpoint, None)
-        return self._index.clear(endpoint)
+        self._in_a_row.pop(endpoint, None)
+        self._hoped.pop(endpoint, None)
+        for request in [r for r, hope in self._hopes.items() if hope[0] == endpoint]:
+            del self._hopes[request]
+        return self._index.clear(endpoint, Source.EXPECTED)
+
+    def tick(self, now: float, endpoints: Iterable[str]) -> None:
+        """Let time pass: hopes end, what was not used for long goes. Bounded work."""
+        for request, told in [(r, t) for r, (_, _, u, t) in self._hopes.items() if u <= now]:
+            self._end(request)
+            if not told:
+                self._given_up.add(request)
+        if not self._marks or now - self._marks[-1][0] >= 1.0:
+            self._marks.append((now, self._index.clock))
+        passed = 0
+        while self._marks and self._marks[0][0] <= now - self._ttl_s:
+            passed = self._marks.popleft()[1]
+        for endpoint in endpoints if passed else ():
+            self._index.expire(endpoint, passed, _SWEPT)
+        self._index.sweep(_SWEPT)
+
+    def _is_emptied(self, endpoint: str) -> bool:
+        in_a_row = self._in_a_row[endpoint] = self._in_a_row.get(endpoint, 0) + 1
+        if in_a_row < CLEARED_AFTER:
+            return False
+        capacity = self.capacity(endpoint)
+        self.forget_expected(endpoint)
+        self._capacity[endpoint] = capacity
+        self.emptied += 1
+        return True
+
+    def _end(self, request: str) -> None:
+        """Give up a hope: it was vain, or events say by now what is held."""
+        endpoint, new, _, _ = self._hopes.pop(request)
+        self._index.remove(endpoint, self._settle(endpoint, new))
+
+    def _settle(self, endpoint: str, new: Sequence[BlockHash]) -> list[BlockHash]:
+        """Hope no more for blocks; return those that nobody else hopes for."""
+        hoped = self._hoped.get(endpoint, {})
+        last: list[BlockHash] = []
+        for block in new:
+            left = hoped.get(block, 1) - 1
+            if left:
+                hoped[block] = left
+            else:
+                hoped.pop(block, None)
+                last.append(block)
+        return last
 
     def _trim(self, endpoint: str) -> None:
         over = self._index.held(endpoint) - self.capacity(endpoint)
         if over > 0:
-            self._index.remove(endpoint, self._index.oldest(endpoint, over))
+            oldest = self._index.oldest(endpoint, over * self._eviction.widen)
+            going = victims(self._eviction, oldest, over)
+            self.evicted += self._index.remove(endpoint, going)

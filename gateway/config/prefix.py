@@ -1,22 +1,68 @@
-"""How a pool looks at prefixes: the section `pools[].prefix`."""
+"""How a pool looks at prefixes: the sections `pools[].prefix` and `endpoints[].events`."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from .base import Count, Section
+from .base import Count, Duration, Section
+from .values import check_zmq
+
+Address = Annotated[
+    str, BeforeValidator(lambda value: check_zmq(value) if isinstance(value, str) else value)
+]
+
+
+class Events(Section):
+    """Where an engine publishes what its cache holds."""
+
+    address: Address = Field(description="ZMQ address, as `tcp://10.0.0.1:5557`")
+    bind: bool = Field(
+        default=False,
+        description="listen there: for an engine whose own endpoint names this gateway's host",
+    )
+    replay: Address | None = Field(
+        default=None, description="the engine's `replay_endpoint`, where what was missed is had"
+    )
+    topic: str = Field(default="", max_length=256, description="only topics that begin so")
+    ranks: int = Field(
+        default=1, ge=1, le=64, description="data-parallel ranks, each a port higher"
+    )
+
+
+def read_events(value: object) -> object:
+    """Take a bare address for a section."""
+    return {"address": value} if isinstance(value, str) else value
+
+
+EventsOrAddress = Annotated[Events, BeforeValidator(read_events)]
+
+
+class Weights(Section):
+    """What counts how much, under the policy `weighted`."""
+
+    hit: float = Field(default=2.0, ge=0, le=1000, description="the cached share of a prompt")
+    load: float = Field(default=1.0, ge=0, le=1000, description="few tokens in flight")
+    kv: float = Field(default=0.5, ge=0, le=1000, description="room in the KV cache")
 
 
 class Prefix(Section):
     """A request goes where its prefix already lies."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"tokenizer", "events", "evict"})
-    later_values: ClassVar[dict[str, frozenset[str]]] = {"mode": frozenset({"auto", "exact"})}
-
-    mode: Literal["learned", "off"] = Field(
-        default="learned", description="learned: from where requests went and what engines report"
+    mode: Literal["auto", "exact", "learned", "off"] = Field(
+        default="auto",
+        description="exact: from engines' events; learned: from where requests went and what "
+        "engines report; auto: the best that each endpoint has",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder with the model's tokenizer.json and chat template, or `engine` to ask "
+        "the engines; without it events tell of restarts only",
+    )
+    tokenize_budget: Duration = Field(
+        default=0.2, gt=0, le=5, description="a prompt not cut into tokens by then goes without"
     )
     block_tokens: Count = Field(
         default=64, ge=16, le=1024, description="tokens of a block, four bytes of text each"
@@ -24,6 +70,16 @@ class Prefix(Section):
     capacity_blocks: Count = Field(
         default=50_000, ge=64, description="most blocks that an endpoint is expected to hold"
     )
+    evict: Literal["hybrid", "learned", "lfu", "lru"] = Field(
+        default="hybrid", description="which expected blocks give way to others"
+    )
+    ttl: Duration = Field(
+        default=3600.0, gt=0, description="expected blocks not used for this long are forgotten"
+    )
+    policy: Literal["hash_ring", "least_load", "sticky_until_saturated", "weighted"] = Field(
+        default="sticky_until_saturated", description="who gets a request; see policies.md"
+    )
+    weights: Weights = Weights()
     stickiness: float = Field(
         default=16.0,
         ge=0,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Named = Iterator[tuple[Place, str]]
 
 _ROUNDING = 1e-9
+_TELLING = ("vllm", "sglang", "sim")
 _MONEY = ("money_per_day", "money_per_month")
 
 
@@ -38,6 +39,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
     checks: tuple[Callable[[dict[str, object]], Found], ...] = (
         _names_once,
         _endpoints_complete,
+        _events_fit,
         _fields_are_controls,
         _models_once,
         _models_exist,
@@ -69,6 +71,20 @@ def _endpoints_complete(file: dict[str, object]) -> Found:
             yield (*place, "url"), "is missing; only 'engine: sim' can do without"
         if "sim" in endpoint and not embedded:
             yield (*place, "sim"), "is for an embedded engine: 'engine: sim' without a url"
+
+
+def _events_fit(file: dict[str, object]) -> Found:
+    for place, pool in _entries(file, ("pools",)):
+        prefix, here = _mapping(pool.get("prefix")), (*place, "prefix")
+        exact = prefix.get("mode") == "exact"
+        if exact and "tokenizer" not in prefix:
+            yield (*here, "tokenizer"), "is missing; mode 'exact' cannot do without"
+        for where, endpoint in _entries(pool, (*place, "endpoints")):
+            tells = endpoint.get("engine") in _TELLING
+            if "events" in endpoint and not (tells and "url" in endpoint):
+                yield (*where, "events"), "is only for vllm, sglang, and sim with a url"
+            elif exact and "events" not in endpoint:
+                yield (*where, "events"), "is missing; the pool's prefix mode is 'exact'"
 
 
 def _fields_are_controls(file: dict[str, object]) -> Found:

@@ -25,7 +25,7 @@ from .base import (
     Url,
 )
 from .experiments import Experiment, Fallback, Quality  # noqa: TC001 - pydantic reads the annotations
-from .prefix import Prefix  # noqa: TC001 - pydantic reads the annotations
+from .prefix import EventsOrAddress, Prefix  # noqa: TC001 - pydantic reads the annotations
 from .scheduling import Limit, Order, Scheduling
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
 
@@ -160,6 +160,10 @@ class Endpoint(Section):
         default=None,
         description="requests at once, or `auto`: found by the engine's times; default: what the "
         "engine says, else 256",
+    )
+    events: EventsOrAddress | None = Field(
+        default=None,
+        description="where it publishes what its cache holds: an address, or settings",
     )
     sim: SimEndpoint | None = Field(default=None, description="settings of an embedded engine")
 

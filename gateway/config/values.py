@@ -125,6 +125,19 @@ def check_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def check_zmq(value: str) -> str:
+    """Return a ZMQ address, of a host and port or of a socket file."""
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("must be an address of visible ASCII characters")
+    if value.startswith("ipc://") and len(value) > 6:
+        return value
+    host, colon, port = value.removeprefix("tcp://").rpartition(":")
+    fits = port.isdecimal() and 0 < int(port) < 65536
+    if not value.startswith("tcp://") or not colon or not host or not fits:
+        raise ValueError("must be an address such as tcp://10.0.0.1:5557")
+    return value
+
+
 def check_state_url(value: str) -> str:
     """Return the address of a Redis or Valkey. It may hold a password, so nothing repeats it."""
     if not value.isascii() or not value.isprintable() or " " in value:

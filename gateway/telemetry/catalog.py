@@ -137,6 +137,44 @@ PREFIX_HITS = _counter(
     ("pool", "outcome"),
     "predicted hits by what the engine then said: confirmed or ghost",
 )
+PREFIX_EVICTED = _counter(
+    "forebay_prefix_evicted_blocks_total", _POOL, "expected blocks that gave way to others"
+)
+PREFIX_EMPTIED = _counter(
+    "forebay_prefix_emptied_total", _POOL, "caches found to be empty by cached tokens alone"
+)
+PREFIX_PROMPTS = _counter(
+    "forebay_prefix_prompts_total",
+    ("pool", "outcome"),
+    "prompts to be cut into tokens: as many as the engine counted or others, late, or failed",
+)
+PREFIX_SOURCE = _gauge(
+    "forebay_prefix_source",
+    ("pool", "endpoint", "source"),
+    "1 for how it is known what an endpoint holds, else 0; silent is a fault",
+)
+PREFIX_HELD = _gauge(
+    "forebay_prefix_endpoint_blocks",
+    ("pool", "endpoint", "source"),
+    "blocks of an endpoint: told by its events, or expected",
+)
+PREFIX_EVENTS = _counter(
+    "forebay_prefix_events_total", ("pool", "endpoint"), "KV events read since it is watched"
+)
+PREFIX_FAULTS = _counter(
+    "forebay_prefix_event_faults_total",
+    ("pool", "endpoint", "kind"),
+    "numbers missing, new processes, events not read, blocks whose beginning was missed",
+)
+PREFIX_AWAY = _gauge(
+    "forebay_prefix_sharing_away", (), "1 while replicas cannot tell each other of prefixes"
+)
+PREFIX_HEARD = _counter(
+    "forebay_prefix_deltas_heard_total", (), "notes of other replicas of where prefixes went"
+)
+PREFIX_UNTOLD = _counter(
+    "forebay_prefix_untold_blocks_total", (), "blocks not told to other replicas: too many waited"
+)
 PREDICTIONS = _counter(
     "forebay_predictions_total",
     ("pool", "result"),

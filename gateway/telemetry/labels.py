@@ -38,6 +38,9 @@ STATES = (
 )
 """What an endpoint may be; exactly one is 1. `returning` is up, below its full limit; `open` and
 `half_open` are the breaker's."""
+SOURCES = ("learned", "waiting", "exact", "silent", "away")
+"""How it is known what an endpoint's cache holds: from where requests went; or by its events, of
+which none came yet, or they do, or none comes that must, or nobody reads them just now."""
 _ANY = float("inf")
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

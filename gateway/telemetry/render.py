@@ -16,7 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from . import catalog
-from .labels import STATES, state_label
+from .labels import SOURCES, STATES, state_label
 from .snapshot import PHASES_OF_EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from .catalog import Metric
     from .histogram import HistogramCopy
     from .metrics import Copied, Labels
-    from .snapshot import EndpointStatus, LengthStatus, QueueStatus, QuotaStatus, Snapshot
+    from .snapshot import (
+        EndpointStatus,
+        LengthStatus,
+        PrefixStatus,
+        QueueStatus,
+        QuotaStatus,
+        Snapshot,
+    )
 
 
 def render_text(accept: str, copied: Copied, snapshot: Snapshot) -> tuple[str, bytes]:
@@ -124,6 +131,10 @@ def _experiments(snapshot: Snapshot) -> Iterator[Family]:
     copies = {(e.name, result): n for e in running for result, n in e.copies.items()}
     yield _counter(catalog.SHADOW_COPIES, copies)
     yield _gauge(catalog.EXPERIMENTS_AWAY, {(): snapshot.experiments_away})
+    sharing = snapshot.prefix_sharing
+    yield _gauge(catalog.PREFIX_AWAY, {(): sharing.away})
+    yield _counter(catalog.PREFIX_HEARD, {(): sharing.heard})
+    yield _counter(catalog.PREFIX_UNTOLD, {(): sharing.dropped_blocks})
 
 
 _QUEUE_GAUGES: tuple[tuple[Metric, Callable[[QueueStatus], float | None]], ...] = (
@@ -158,13 +169,29 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
         yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})
     for metric, count in _QUEUE_COUNTERS:
         yield _counter(metric, {(pool.name,): count(pool.queue) for pool in pools})
-    looking = [(pool.name, pool) for pool in pools if pool.prefix_blocks is not None]
-    yield _gauge(catalog.PREFIX_BLOCKS, {(n,): float(p.prefix_blocks or 0) for n, p in looking})
-    yield _counter(catalog.PREFIX_PREDICTED, {(n,): p.prefix_predicted_tokens for n, p in looking})
-    hits = {(n, "confirmed"): p.prefix_confirmed for n, p in looking}
-    hits |= {(n, "ghost"): p.prefix_ghosts for n, p in looking}
-    yield _counter(catalog.PREFIX_HITS, hits)
+    yield from _prefixes({p.name: p.prefix for p in pools if p.prefix is not None})
     yield from _length_gauges([(p.name, p.length) for p in pools if p.length is not None])
+
+
+def _prefixes(pools: Mapping[str, PrefixStatus]) -> Iterator[Family]:
+    yield _gauge(catalog.PREFIX_BLOCKS, {(n,): p.blocks for n, p in pools.items()})
+    yield _counter(catalog.PREFIX_PREDICTED, {(n,): p.predicted_tokens for n, p in pools.items()})
+    hits = {(n, "confirmed"): p.confirmed for n, p in pools.items()}
+    hits |= {(n, "ghost"): p.ghosts for n, p in pools.items()}
+    yield _counter(catalog.PREFIX_HITS, hits)
+    yield _counter(catalog.PREFIX_EVICTED, {(n,): p.evicted_blocks for n, p in pools.items()})
+    yield _counter(catalog.PREFIX_EMPTIED, {(n,): p.emptied for n, p in pools.items()})
+    cut = {(n, what): count for n, p in pools.items() for what, count in p.prompts.items()}
+    yield _counter(catalog.PREFIX_PROMPTS, cut)
+    sources = [((n, s.endpoint), s) for n, p in pools.items() for s in p.sources]
+    states = {(*at, name): float(s.source == name) for at, s in sources for name in SOURCES}
+    yield _gauge(catalog.PREFIX_SOURCE, states)
+    held = {(*at, "told"): float(s.told_blocks) for at, s in sources}
+    held |= {(*at, "expected"): float(s.expected_blocks) for at, s in sources}
+    yield _gauge(catalog.PREFIX_HELD, held)
+    yield _counter(catalog.PREFIX_EVENTS, {at: s.events for at, s in sources})
+    faults = {(*at, kind): count for at, s in sources for kind, count in s.faults.items()}
+    yield _counter(catalog.PREFIX_FAULTS, faults)
 
 
 def _length_gauges(pools: Sequence[tuple[str, LengthStatus]]) -> Iterator[Family]:

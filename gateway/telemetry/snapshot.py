@@ -78,6 +78,51 @@ class LengthStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """How it is known what one endpoint's cache holds."""
+
+    endpoint: str
+    source: str
+    """One of `labels.SOURCES`."""
+    told_blocks: int = 0
+    """Blocks that it said itself it holds."""
+    expected_blocks: int = 0
+    """Blocks that it is expected to hold."""
+    events: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By kind: gaps, restarts, events not read, blocks whose beginning is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatus:
+    """What a pool knows of prefixes, and how true that was."""
+
+    blocks: int = 0
+    """Distinct blocks held or expected anywhere."""
+    predicted_tokens: int = 0
+    confirmed: int = 0
+    ghosts: int = 0
+    """Predicted hits that the engine said did not happen."""
+    evicted_blocks: int = 0
+    emptied: int = 0
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Prompts to be cut into tokens, by what became of it."""
+    sources: tuple[PrefixSource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharingStatus:
+    """What replicas tell each other of prefixes."""
+
+    away: bool = False
+    """The store does not answer: each goes on by itself."""
+    times_away: int = 0
+    heard: int = 0
+    waiting_blocks: int = 0
+    dropped_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """One pool and its queue."""
 
@@ -88,12 +133,8 @@ class PoolStatus:
     queued_bytes: int = 0
     oldest_wait_s: float = 0.0
     queue: QueueStatus = QueueStatus()
-    prefix_blocks: int | None = None
-    """Distinct blocks expected at endpoints; None where prefixes are not looked at."""
-    prefix_predicted_tokens: int = 0
-    prefix_confirmed: int = 0
-    prefix_ghosts: int = 0
-    """Predicted hits that the engine said did not happen."""
+    prefix: PrefixStatus | None = None
+    """None where prefixes are not looked at."""
     length: LengthStatus | None = None
     """None where no prompts are read."""
 
@@ -157,6 +198,7 @@ class Snapshot:
     quota: QuotaStatus = QuotaStatus()
     experiments: tuple[ExperimentStatus, ...] = ()
     experiments_away: bool = False
+    prefix_sharing: SharingStatus = SharingStatus()
     version: str = ""
     started_unix_s: float = 0.0
 

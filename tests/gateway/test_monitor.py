@@ -36,6 +36,7 @@ class FakePool:
     """Notes what a monitor tells a pool."""
 
     section = Section
+    prefix = None
 
     def __init__(self) -> None:
         self.changes: list[Change] = []

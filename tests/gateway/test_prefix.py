@@ -105,7 +105,15 @@ def request(prefix: PoolPrefix, words: int, number: int = 1) -> Request:
 
 
 def outcome(cached: int | None) -> Outcome:
-    return Outcome(request_id="r", pool="p", route="x", tenant="t", cached_tokens=cached)
+    return Outcome(
+        request_id="r",
+        pool="p",
+        route="x",
+        tenant="t",
+        status=200,
+        first_byte=1.0,
+        cached_tokens=cached,
+    )
 
 
 def test_a_second_request_of_one_prefix_is_predicted_to_hit_where_the_first_went():
@@ -125,7 +133,7 @@ def test_what_engines_report_is_compared_with_what_was_predicted():
     for number, cached in enumerate((None, 0, 400, None), start=1):
         placement = Placement(request(prefix, 400, number), "a", 1, 0.0)
         prefix.placed(placement)
-        prefix.released(placement, outcome(cached))
+        prefix.released(placement, outcome(cached), 0.0)
     assert (prefix.learned.ghosts, prefix.learned.confirmed) == (1, 1)
     assert prefix.expected("r3") is None
 
@@ -135,5 +143,5 @@ def test_a_request_that_is_tried_again_teaches_nothing():
     for number in (1, 2):
         placement = Placement(request(prefix, 400, number), "a", 1, 0.0)
         prefix.placed(placement)
-        prefix.released(placement, None)
+        prefix.released(placement, None, 0.0)
     assert (prefix.learned.ghosts, prefix.learned.confirmed) == (0, 0)

@@ -44,7 +44,7 @@ def test_our_own_are_found_by_name():
     assert [names(kind) for kind in ("ordering", "filter", "score", "pick")] == [
         ["aged", "bounded", "edf", "fair", "fcfs", "hrrn", "ml", "sjf"],
         ["capability", "room", "usable"],
-        ["least_tokens"],
+        ["hash_ring", "least_tokens"],
         ["seeded"],
     ]
 
@@ -66,7 +66,7 @@ def test_a_name_that_is_unknown_is_answered_with_those_known(kind: str, name: st
 def test_an_installed_one_is_listed_without_being_imported(site: Site):
     site.install("acme_lazy", "raise RuntimeError('too early')", score__lazy="acme_lazy:Lazy")
 
-    assert names("score") == ["lazy", "least_tokens"]
+    assert names("score") == ["hash_ring", "lazy", "least_tokens"]
     assert names("filter") == ["capability", "room", "usable"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.prefixcache.index import Index
+from forebay.prefixcache.index import Index, Source
 
 if TYPE_CHECKING:
     from forebay.prefixcache.blocks import BlockHash
@@ -48,8 +48,16 @@ def test_any_interleaving_leaves_what_a_dict_of_sets_would(steps: list[tuple[str
     for number in range(21):
         holders = tuple(e for e in ENDPOINTS if number in naive[e])
         assert index.holders(cast("BlockHash", number)) == holders
+    for size in (1, 5, 21):
+        asked = chain(list(range(size)))
+        for endpoint, length in index.match(asked).items():
+            held = [number in naive[endpoint] for number in range(size)]
+            leading = held.index(False) if False in held else size
+            assert leading <= length <= size - held[::-1].index(True)
+    assert index.sweep(10**6) == 0
     assert len(index) == len({number for own in naive.values() for number in own})
-    assert {e: index.oldest(e, 99) for e in ENDPOINTS} == {e: [*naive[e]] for e in ENDPOINTS}
+    kept = {e: [block for block, _, _ in index.oldest(e, 999)] for e in ENDPOINTS}
+    assert kept == {e: [*naive[e]] for e in ENDPOINTS}
 
 
 @settings(deadline=None)
@@ -73,9 +81,63 @@ def test_a_long_lookup_asks_for_few_blocks():
     index, blocks = Index(), chain(list(range(4096)))
     index.store("a", blocks)
     index.store("b", blocks[:1000])
-    index._holders = Counting(index._holders)
+    index._shards = [Counting(shard) for shard in index._shards]
     assert index.match(blocks) == {"a": 4096, "b": 1000}
     assert Counting.asked < 100
+
+
+def test_two_sources_of_one_endpoint_are_looked_up_as_one_and_forgotten_apart():
+    index, blocks = Index(), chain(list(range(10)))
+    index.store("a", blocks[:4], Source.EXACT)
+    index.store("a", blocks)
+    assert index.match(blocks) == {"a": 10}
+    depths = [index.depth("a", blocks, source) for source in Source]
+    assert depths == [4, 10]
+    assert index.clear("a", Source.EXPECTED) == 10
+    assert index.match(blocks) == {"a": 4}
+    assert index.holders(blocks[5]) == ()
+
+
+def test_what_was_forgotten_is_not_found_though_it_is_yet_to_be_swept():
+    index, blocks = Index(), chain(list(range(1000)))
+    index.store("a", blocks)
+    index.store("b", blocks[:500])
+    assert index.clear("a") == 1000
+    assert index.match(blocks) == {"b": 500}
+    index.store("a", blocks[:10])
+    assert index.match(blocks) == {"a": 10, "b": 500}
+    assert index.sweep(400) == 600
+    assert index.match(blocks) == {"a": 10, "b": 500}
+    assert index.sweep(4000) == 0
+    assert (index.match(blocks), len(index)) == ({"a": 10, "b": 500}, 500)
+
+
+def test_a_block_that_comes_back_behind_a_gap_is_no_part_of_the_hit():
+    index, blocks = Index(), chain(list(range(8)))
+    index.store("a", [*blocks[:3], *blocks[4:]])
+    index.store("b", blocks)
+    assert index.match(blocks)["b"] == 8
+    assert index.match(blocks[:5])["a"] in (3, 5)
+
+
+def test_blocks_not_used_since_a_moment_expire():
+    index, blocks = Index(), chain(list(range(10)))
+    index.store("a", blocks)
+    then = index.clock
+    index.store("a", blocks[:3])
+    assert index.expire("a", then + 1, 100) == 7
+    assert index.match(blocks) == {"a": 3}
+
+
+def test_thousands_of_different_sets_of_holders_leave_nothing_behind():
+    index, rng = Index(), random.Random(1)
+    for _ in range(3):
+        for endpoint in range(200):
+            index.store(f"e{endpoint}", chain(rng.sample(range(2000), 100)))
+        for endpoint in range(200):
+            index.clear(f"e{endpoint}")
+        assert index.sweep(10**6) == 0
+    assert (len(index), index._next) == (0, 200)
 
 
 @pytest.mark.parametrize("blocks", [[], [7]])

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Conversations over shared system prompts on two real vLLM: forebay's prefix routing and peers'.
+
+    FOREBAY_RIG=.../rig RIG_HOME=... python benchmarks/bench_prefix.py [NAME ...] [--rounds 2]
+
+NAME is `forebay-learned`, `forebay-exact` or a peer of the rig's `gateways.sh`. Starts two vLLM
+whose KV caches together hold `--cache` of what all conversations come to, and sends the same
+conversations through each gateway in turn; before each run both caches are emptied. Prints what the
+engines say of cached tokens, and times to the first token, one line of JSON a run. With `--engines
+start` it only keeps them running, with `--engines there` it only measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from forebay.gateway.prompts.local import load
+from forebay.policies.contracts import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ENGINES = (8471, 8472)
+GATEWAY = 8475
+BLOCK = 32
+SESSIONS, TURNS, SYSTEMS = 24, 6, 4
+SYSTEM_WORDS, USER_WORDS, ANSWER_WORDS = 620, 48, 18
+NAMES = ("forebay-learned", "forebay-exact", "vllm-rr", "vllm-cache", "sglang-cache")
+WORDS = (
+    *("river", "stone", "bridge", "water", "gate", "basin", "turbine", "flow", "level", "screen"),
+    *("channel", "valley", "meadow", "forest", "harbour", "market", "window", "garden", "letter"),
+    *("signal", "copper", "silver", "engine", "pocket", "branch", "corner"),
+)
+CONFIG = """\
+version: 1
+server: {{host: 127.0.0.1, port: {port}, drain: {{notice: 0s, limit: 2s}}}}
+pools:
+  - name: tiny
+    models: [tiny]
+    order: fcfs
+    prefix: {{mode: {mode}{more}}}
+    endpoints:
+      - {{name: a, engine: vllm, url: "http://127.0.0.1:{a}", events: {{address: "tcp://127.0.0.1:{ea}", replay: "tcp://127.0.0.1:{ra}"}}}}
+      - {{name: b, engine: vllm, url: "http://127.0.0.1:{b}", events: {{address: "tcp://127.0.0.1:{eb}", replay: "tcp://127.0.0.1:{rb}"}}}}
+"""  # noqa: E501 - YAML
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path, **env: str) -> Generator[subprocess.Popen[bytes]]:
+    """Run a command in a group of its own, and end the whole group."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **env},
+        )
+    try:
+        yield process
+    finally:
+        for name in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, name)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+
+def wait_for(url: str, seconds: float = 240) -> None:
+    """Wait until an address answers."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=20).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"nothing answers at {url}")
+
+
+def text(rng: random.Random, words: int) -> str:
+    """Write some words that no other text has in this order."""
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def conversations(seed: int) -> list[list[dict[str, str]]]:
+    """Write all messages of each conversation: the system's, then user and assistant by turns."""
+    systems = [text(random.Random(f"{seed} system {n}"), SYSTEM_WORDS) for n in range(SYSTEMS)]
+    made: list[list[dict[str, str]]] = []
+    for session in range(SESSIONS):
+        rng = random.Random(f"{seed} session {session}")
+        messages = [{"role": "system", "content": systems[session % SYSTEMS]}]
+        for _ in range(TURNS):
+            messages.append({"role": "user", "content": text(rng, USER_WORDS)})
+            messages.append({"role": "assistant", "content": text(rng, ANSWER_WORDS)})
+        made.append(messages)
+    random.Random(seed).shuffle(made)
+    return made
+
+
+def working_set(seed: int) -> tuple[int, int]:
+    """Return the distinct tokens of all conversations, and those of all prompts."""
+    tokens = load(f"{os.environ['RIG_HOME']}/model/tiny")
+    blocks, distinct, prompts = 4 * BLOCK, set[bytes](), 0
+    for messages in conversations(seed):
+        for turn in range(TURNS):
+            cut = tokens.tokens(Route.CHAT, {"messages": messages[: 2 + 2 * turn]}) or b""
+            prompts += len(cut) // 4
+            distinct |= {cut[: end + blocks] for end in range(0, len(cut), blocks)}
+    return len(distinct) * BLOCK, prompts
+
+
+async def talk(
+    http: httpx.AsyncClient, sessions: list[list[dict[str, str]]], args: argparse.Namespace
+) -> list[tuple[float, int, int]]:
+    """Let all conversations take their turns, some at once; tell each turn.
+
+    None is over before the last round, so that in the end all of them should be in the caches.
+    """
+    places, rng = asyncio.Semaphore(args.at_once), random.Random(args.seed)
+    told: list[tuple[float, int, int]] = []
+
+    async def turn(messages: list[dict[str, str]]) -> None:
+        async with places:
+            body = {
+                "model": "tiny",
+                "messages": messages,
+                "max_tokens": args.max_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "ignore_eos": True,
+            }
+            told.append(await one(http, body))
+
+    for number in range(TURNS):
+        rng.shuffle(sessions)
+        await asyncio.gather(*(turn(messages[: 2 + 2 * number]) for messages in sessions))
+    return told
+
+
+async def one(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int, int]:
+    """Send one request."""
+    began, first, usage = time.perf_counter(), 0.0, dict[str, Any]()
+    url = f"http://127.0.0.1:{GATEWAY}/v1/chat/completions"
+    async with http.stream("POST", url, json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            choices = event.get("choices") or []
+            if choices and choices[0]["delta"].get("content") and not first:
+                first = time.perf_counter() - began
+            usage = event.get("usage") or usage
+    details = usage.get("prompt_tokens_details") or {}
+    return first, usage["prompt_tokens"], details.get("cached_tokens") or 0
+
+
+async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any]:
+    """Run all conversations at once."""
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=64)) as http:
+        for port in ENGINES:
+            (await http.post(f"http://127.0.0.1:{port}/reset_prefix_cache")).raise_for_status()
+        began = time.perf_counter()
+        turns = await talk(http, conversations(args.seed + round_), args)
+    ttft = sorted(turn[0] for turn in turns)
+    prompts, cached = sum(t[1] for t in turns), sum(t[2] for t in turns)
+    return {
+        "gateway": name,
+        "round": round_,
+        "requests": len(turns),
+        "prompt_tokens": prompts,
+        "cached_share": round(cached / prompts, 4),
+        "ttft_p50_ms": round(statistics.median(ttft) * 1000, 1),
+        "ttft_p95_ms": round(ttft[int(len(ttft) * 0.95)] * 1000, 1),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def command_of(name: str, folder: Path) -> list[str]:
+    """Return what starts a gateway."""
+    a, b = ENGINES
+    if not name.startswith("forebay"):
+        urls = [f"http://127.0.0.1:{port}" for port in ENGINES]
+        return [f"{os.environ['FOREBAY_RIG']}/gateways.sh", name, str(GATEWAY), *urls]
+    exact = name == "forebay-exact"
+    more = f", tokenizer: {os.environ['RIG_HOME']}/model/tiny, block_tokens: 32" if exact else ""
+    ports = {"a": a, "b": b, "ea": a + 1000, "eb": b + 1000, "ra": a + 2000, "rb": b + 2000}
+    config = folder / f"{name}.yaml"
+    mode = name.removeprefix("forebay-")
+    config.write_text(CONFIG.format(port=GATEWAY, mode=mode, more=more, **ports))
+    return [sys.executable, "-m", "forebay", "serve", "-c", str(config)]
+
+
+def engine(port: int, blocks: int) -> list[str]:
+    """Return what starts one vLLM."""
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port + 1000}",
+        "replay_endpoint": f"tcp://*:{port + 2000}",
+    }
+    return [
+        *(f"{os.environ['FOREBAY_RIG']}/serve.sh", "vllm", str(port)),
+        *("--kv-events-config", json.dumps(events)),
+        *("--num-gpu-blocks-override", str(blocks), "--max-num-batched-tokens", "2048"),
+    ]
+
+
+def main() -> None:
+    """Start the engines, and each gateway by turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cache", type=float, default=0.8, help="share of all that caches hold")
+    parser.add_argument("--at-once", type=int, default=8, help="requests at once")
+    parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument("--engines", choices=("both", "start", "there"), default="both")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that engines end, too
+    distinct, prompts = working_set(args.seed)
+    print(json.dumps({"tokens": distinct, "endless_cache": round(1 - distinct / prompts, 4)}))
+    blocks = int(distinct * args.cache / BLOCK / len(ENGINES))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for port in ENGINES if args.engines != "there" else ():
+            log = folder / f"engine-{port}.log"
+            env = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+            stack.enter_context(running(engine(port, blocks), log, **env))
+        for port in ENGINES:
+            wait_for(f"http://127.0.0.1:{port}/health")
+        while args.engines == "start":
+            time.sleep(1)
+        for round_ in range(args.rounds):
+            for name in args.names:
+                with running(command_of(name, folder), folder / f"{name}.log"):
+                    wait_for(f"http://127.0.0.1:{GATEWAY}/v1/models", 60)
+                    time.sleep(2)
+                    print(json.dumps(asyncio.run(run(name, args, round_))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Gives pools what they look at prefixes by: a tokenizer, and their endpoints' events."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forebay.adapters.base import Call
+from forebay.policies.contracts import EngineFailed, Route
+
+from .kv_events.feed import Feed
+from .kv_events.messages import Watch
+from .prompts.service import EngineCutter, LocalCutter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import httpx
+
+    from forebay.gateway.config.prefix import Events
+
+    from .endpoint import Endpoint
+    from .pools import Pool
+    from .prefix import PoolPrefix
+    from .prefix_sharing import Sharing
+    from .prompts.service import Cutter
+
+ENGINE = "engine"
+"""What `tokenizer` is where engines are asked."""
+_CUTTING = ("vllm", "sglang")
+
+
+class Attention:
+    """Keeps tokenizers and watched events in step with the pools, over reloads."""
+
+    def __init__(self, http: Callable[[Endpoint], httpx.AsyncClient]) -> None:
+        self.feed: Feed | None = None
+        self.sharing: Sharing | None = None
+        """With other replicas, where there is a store and a pool looks at prefixes."""
+        self._pools: tuple[Pool, ...] = ()
+        self._http = http
+        self._cutters: dict[PoolPrefix, Cutter] = {}
+        self._watched: dict[tuple[PoolPrefix, Endpoint], tuple[Events, int]] = {}
+
+    def attend(self, pools: Iterable[Pool], store: str | None = None) -> None:
+        """Look at what the pools are now; `store` is the address of the replicas' Redis."""
+        self._pools = pools = tuple(pools)
+        known = {pool.prefix: pool for pool in pools if pool.prefix is not None}
+        for prefix in self._cutters.keys() - known.keys():
+            self._cutters.pop(prefix).close()
+        for prefix, pool in known.items():
+            if prefix not in self._cutters and wants_cutter(prefix):
+                prefix.cutter = self._cutters[prefix] = self._make_cutter(pool, prefix)
+        wanted = {
+            (prefix, endpoint): endpoint.section.events
+            for prefix, pool in known.items()
+            for endpoint in pool.endpoints.values()
+            if endpoint.section.events is not None
+        }
+        for key, (section, ticket) in tuple(self._watched.items()):
+            if wanted.get(key) != section:
+                del self._watched[key]
+                key[0].unlisten(key[1].name)
+                if self.feed is not None:
+                    self.feed.drop(ticket)
+        for key, section in wanted.items():
+            if key not in self._watched:
+                self._watched[key] = (section, self._watch(*key, section))
+
+        if store is not None and known:
+            self._share(store)
+
+    def _share(self, store: str) -> None:
+        if self.sharing is None:
+            # redis takes 100 ms to import, so only who shares pays for it.
+            from .prefix_sharing import Sharing  # noqa: PLC0415 - see above
+
+            self.sharing = Sharing(store, lambda: self._pools)
+            self.sharing.start()
+        self.sharing.attend()
+
+    async def close(self) -> None:
+        """Stop the reader, the tokenizers and the sharing."""
+        if self.sharing is not None:
+            await self.sharing.close()
+        for cutter in self._cutters.values():
+            cutter.close()
+        if self.feed is not None:
+            await self.feed.close()
+
+    def _watch(self, prefix: PoolPrefix, endpoint: Endpoint, section: Events) -> int:
+        if self.feed is None:
+            self.feed = Feed()
+        listener = prefix.listen(endpoint.name)
+        block_tokens = prefix.section.block_tokens
+        ticket = self.feed.watch(partial(watch_of, section, block_tokens), listener)
+        listener.engine_restarted = partial(self.feed.restarted, ticket)
+        return ticket
+
+    def _make_cutter(self, pool: Pool, prefix: PoolPrefix) -> Cutter:
+        section = prefix.section
+        assert section.tokenizer is not None
+        if section.tokenizer == ENGINE:
+            return EngineCutter(_Asking(pool, self._http), budget_s=section.tokenize_budget)
+        kinds = {endpoint.section.engine for endpoint in pool.endpoints.values()}
+        dialect = "sglang" if "sglang" in kinds and "vllm" not in kinds else "vllm"
+        from .prompts.local import load  # noqa: PLC0415 - only who cuts here
+
+        return LocalCutter(
+            partial(load, section.tokenizer, dialect=dialect), budget_s=section.tokenize_budget
+        )
+
+
+def wants_cutter(prefix: PoolPrefix) -> bool:
+    """Tell whether prompts are to be cut into tokens."""
+    return prefix.section.tokenizer is not None and prefix.section.mode in ("auto", "exact")
+
+
+def tokenizer_file(folder: str) -> Path:
+    """Return the file that a `tokenizer` names."""
+    path = Path(folder)
+    return path if path.is_file() else path / "tokenizer.json"
+
+
+def watch_of(section: Events, block_tokens: int, ticket: int) -> Watch:
+    """Write what the reader is told of an endpoint."""
+    ranks = range(section.ranks)
+    return Watch(
+        ticket,
+        tuple(shifted(section.address, rank) for rank in ranks),
+        section.bind or "*" in section.address or "::" in section.address,
+        () if section.replay is None else tuple(shifted(section.replay, rank) for rank in ranks),
+        section.topic,
+        block_tokens,
+    )
+
+
+def shifted(address: str, rank: int) -> str:
+    """Return the address of a data-parallel rank, as engines count ports."""
+    if not rank:
+        return address
+    if address.startswith("ipc://"):
+        return f"{address}_dp{rank}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + rank}"
+
+
+class _Asking:
+    """Asks the pool's engines by turns."""
+
+    def __init__(self, pool: Pool, http: Callable[[Endpoint], httpx.AsyncClient]) -> None:
+        self._pool = pool
+        self._http = http
+        self._turns = count()
+
+    async def __call__(self, _route: Route, body: bytes) -> bytes:
+        """Return an engine's answer; raises EngineFailed or what httpx raises."""
+        able = [
+            e
+            for e in self._pool.endpoints.values()
+            if e.view.usable and e.section.engine in _CUTTING
+        ]
+        if not able:
+            raise EngineFailed("no endpoint can cut prompts now")
+        endpoint = able[next(self._turns) % len(able)]
+        model = self._pool.engine_model(next(iter(self._pool.models)))
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        call = Call("0" * 32, Route.TOKENIZE, "POST", Route.TOKENIZE.value, model, members)
+        said = endpoint.adapter.translate(call)
+        sent = {**members, **{name: msgspec.Raw(value) for name, value in said.set.items()}}
+        answer = await self._http(endpoint).post(
+            endpoint.target.url + said.path,
+            content=msgspec.json.encode(sent),
+            headers={**endpoint.target.headers, "content-type": "application/json"},
+        )
+        if answer.status_code != 200:
+            raise EngineFailed(f"endpoint {endpoint.name} answered {answer.status_code}")
+        return answer.content

@@ -1,0 +1,208 @@
+"""Replicas tell each other where prefixes went, through a Redis stream and a snapshot.
+
+    PREFIX:{prefix}:stream     deltas of all replicas, the newest thousand
+    PREFIX:{prefix}:snapshot   [stream id, deltas of all], written by one replica now and then
+
+A new replica takes the snapshot and reads the stream from there, so it is warm within a second; so
+is the only one after a restart. Nothing here is on a request's path: where Redis is away or frozen,
+each replica goes on with what it learns by itself, says so, and catches up afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from redis.exceptions import RedisError
+
+from forebay.prefixcache.deltas import Outbox, read, snapshot, write
+
+from .quota.redis_store import connect, patiently
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forebay.prefixcache.deltas import Delta
+
+    from .pools import Pool
+    from .prefix import PoolPrefix
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 0.5
+EVERY_S = 0.1
+SNAPSHOT_S = 30.0
+AWAY_S = 1.0
+"""Between attempts while the store is away."""
+KEPT = 1000
+"""Entries of the stream."""
+MOST_BLOCKS = 50_000
+"""Of an endpoint, in a snapshot."""
+_AT_ONCE = 200
+_SNAPSHOT_TTL_S = 24 * 3600
+
+
+class Sharing:
+    """Keeps one replica's expectations and the others' together."""
+
+    def __init__(
+        self,
+        url: str,
+        pools: Callable[[], Iterable[Pool]],
+        *,
+        prefix: str = "forebay",
+        every_s: float = EVERY_S,
+        snapshot_s: float = SNAPSHOT_S,
+    ) -> None:
+        self.outbox = Outbox()
+        self.away = False
+        """Redis does not answer: nothing is told or heard."""
+        self.times_away = 0
+        self.heard = 0
+        """Deltas of others."""
+        self._pools = pools
+        self._client: Any = connect(url, TIMEOUT_S)
+        self._stream = f"{prefix}:{{prefix}}:stream"
+        self._snapshot = f"{prefix}:{{prefix}}:snapshot"
+        self._every_s = every_s
+        self._snapshot_s = snapshot_s
+        self._replica = uuid4().hex
+        self._last: bytes | None = None
+        self._unsent: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def attend(self) -> None:
+        """Have pools that are new, or look at prefixes anew, tell what they learn."""
+        for pool in self._pools():
+            if pool.prefix is not None:
+                pool.prefix.share(self.outbox)
+
+    async def close(self) -> None:
+        """Tell what is left, write a snapshot, and end."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if not self.away:
+            try:
+                await self._tell()
+                await self._write_snapshot()
+            except (RedisError, OSError, TimeoutError):
+                logger.warning("prefixes could not be handed to other replicas")
+        await self._client.aclose()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._snapshot_s
+        while True:
+            try:
+                if self._last is None:
+                    await self._catch_up()
+                await self._tell()
+                await self._hear()
+                if loop.time() >= due:
+                    due = loop.time() + self._snapshot_s
+                    await self._write_snapshot()
+            except (RedisError, OSError, TimeoutError) as error:
+                self._lost(error)
+                await asyncio.sleep(AWAY_S)
+            except Exception:
+                logger.exception("sharing prefixes failed")
+                await asyncio.sleep(AWAY_S)
+            else:
+                if self.away:
+                    self.away = False
+                    logger.info("prefixes are shared again")
+                await asyncio.sleep(self._every_s)
+
+    def _lost(self, error: Exception) -> None:
+        if not self.away:
+            self.away = True
+            self.times_away += 1
+            told = {"reason": type(error).__name__}
+            logger.warning("prefixes are not shared: the store is away", extra=told)
+
+    async def _call(self, *command: object) -> Any:
+        return await patiently(self._client.execute_command(*command), TIMEOUT_S)
+
+    async def _tell(self) -> None:
+        if self._unsent is None:
+            deltas = self.outbox.take()
+            if not deltas:
+                return
+            self._unsent = write(deltas)
+        await self._call(
+            *("XADD", self._stream, "MAXLEN", "~", KEPT, "*"), "r", self._replica, "d", self._unsent
+        )
+        self._unsent = None
+
+    async def _hear(self) -> None:
+        while True:
+            answer = await self._call(
+                *("XREAD", "COUNT", _AT_ONCE, "STREAMS", self._stream, self._last or b"0")
+            )
+            entries = _entries(answer)
+            for entry, fields in entries:
+                self._last = entry
+                if fields.get(b"r") != self._replica.encode():
+                    self._apply(fields.get(b"d", b""))
+                await asyncio.sleep(0)
+            if len(entries) < _AT_ONCE:
+                return
+
+    async def _catch_up(self) -> None:
+        """Take the snapshot, or the stream from its beginning where there is none."""
+        found = await self._call("GET", self._snapshot)
+        self._last = b"0"
+        if isinstance(found, bytes):
+            at, _, deltas = found.partition(b"\n")
+            self._last = at
+            self._apply(deltas)
+
+    def _apply(self, data: bytes) -> None:
+        try:
+            deltas = read(data)
+        except ValueError:
+            logger.warning("prefixes of another replica cannot be read")
+            return
+        known: dict[str, PoolPrefix] = {
+            pool.name: pool.prefix for pool in self._pools() if pool.prefix is not None
+        }
+        for delta in deltas:
+            prefix = known.get(delta.pool)
+            if prefix is not None:
+                self.heard += 1
+                prefix.heard(delta)
+
+    async def _write_snapshot(self) -> None:
+        deltas: list[Delta] = []
+        for pool in self._pools():
+            if pool.prefix is not None:
+                prefix = pool.prefix
+                epochs = {name: prefix.epochs.get(name, "") for name in pool.endpoints}
+                deltas += snapshot(pool.name, prefix.index, epochs, most=MOST_BLOCKS)
+        content = (self._last or b"0") + b"\n" + write(deltas)
+        await self._call("SET", self._snapshot, content, "EX", _SNAPSHOT_TTL_S)
+
+
+def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Read what XREAD answers, in either of the client's shapes."""
+    if not answer:
+        return []
+    streams = list(answer.values()) if isinstance(answer, dict) else [s[1] for s in answer]
+    entries = streams[0]
+    if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list):
+        (entries,) = entries
+    return [(entry, _fields(fields)) for entry, fields in entries]
+
+
+def _fields(fields: Any) -> dict[bytes, bytes]:
+    if isinstance(fields, dict):
+        return fields
+    return dict(zip(fields[::2], fields[1::2], strict=True))
