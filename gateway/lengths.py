@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.scheduler.length.live import LiveLength
 
-from .prompts import features_of
+from .length_features import features_of
 from .telemetry.snapshot import LengthStatus
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forebay.gateway import wire
+from forebay.gateway.length_features import features_of
 from forebay.gateway.outcomes import OutcomeLog
-from forebay.gateway.prompts import features_of
 from forebay.policies.contracts import ConfigError, Outcome, Request, Route
 from forebay.scheduler.length import LengthFeatures
 
