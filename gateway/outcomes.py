@@ -2,7 +2,7 @@
 
 JSON lines of features and lengths. A prompt stands as its hash, a tenant as its hash; the text
 itself only where the configuration says so. The file has an end: at half of `limit` it is put aside
-as NAME.1, in the place of the one before. Read by `forebay predictor train`.
+as NAME.1.jsonl, in the place of the one before. Read by `forebay predictor train`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class OutcomeLog:
 
     def _turn(self) -> None:
         self._file.close()
-        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        path = self._path
+        path.replace(path.with_name(f"{path.stem}.1{path.suffix}"))
         self._file = self._path.open("ab", buffering=1 << 14)
         self._size = 0
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PARTS = ("all", "train", "dev")
 _TOKENS = ("out_tokens", "output_tokens", "ref_tokens")
+_WHOLE = frozenset({"completed", "end_turn", "stop", "stop_sequence", "tool_calls", "tool_use"})
+"""How an answer that was not cut ends."""
 _WIDE = re.compile(r"L_t(\d)_(\d)$")
 _REFERENCE = re.compile(r"L_gt_(\w+)$")
 _NAME = re.compile(r"(?P<name>.+?)(?P<kind>_prompts|_lengths)?\.(?P<form>jsonl(?:\.gz)?|parquet)$")
@@ -158,8 +160,9 @@ def _examples(name: str, prompt: str, row: dict[str, Any], *, wide: bool) -> Ite
     if column is None or (column == "ref_tokens" and not row[column]):
         return
     model = str(row.get("model") or row.get("set") or name)
-    cut = row.get("finish_reason") not in (None, "", "stop", "tool_calls", "end_turn")
-    yield Example(_features(model, prompt, row), int(row[column]), name, key, cut=cut)
+    cut = (row.get("finish_reason") or "stop") not in _WHOLE
+    tokens = int(row[column]) // max(1, int(row.get("answers") or 1))
+    yield Example(_features(model, prompt, row), tokens, name, key, cut=cut)
 
 
 def _features(model: str, prompt: str, row: Mapping[str, Any]) -> LengthFeatures:

@@ -219,7 +219,10 @@ class Encoder:
             calibration=Calibration(**meta["calibration"]),
             card=meta["card"],
         )
-        return cls(parts)
+        try:
+            return cls(parts)
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            raise ValueError(f"model.onnx cannot be run: {error}") from error
 
 
 def _said(answer: NDArray[np.float32], base: float, ridge: float) -> Said:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PAD, UNKNOWN, START, END = range(4)
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3400-\u9fff\uf900-\ufaff]+|[^\w\s]|_")
+_FOLDED = re.compile(r"[^\x00-\x7f\u2000-\u206f\u3000-\u303f\u3400-\u9fff\uff00-\uff60]")
+"""Signs that may have accents: folding a long Chinese prompt takes as long as cutting it."""
 _LONGEST_WORD = 40
 _MOST_REMEMBERED = 20_000
 
@@ -76,7 +78,7 @@ class WordPiece:
 def split(text: str) -> list[str]:
     """Return a text's words, in lower case and without accents."""
     text = text.lower()
-    if not text.isascii():
+    if _FOLDED.search(text):
         folded = unicodedata.normalize("NFD", text)
         text = "".join(sign for sign in folded if unicodedata.category(sign) != "Mn")
     return _WORD.findall(text)

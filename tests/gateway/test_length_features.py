@@ -73,8 +73,8 @@ def test_what_is_no_conversation_has_no_text(body: dict[str, Any]):
 
 
 def test_what_stands_around_the_words_is_the_template():
-    plain = {"messages": [says("user", ASK)]}
-    system = {"messages": [says("system", "Be brief"), says("user", "other")]}
+    plain: dict[str, Any] = {"messages": [says("user", ASK)]}
+    system: dict[str, Any] = {"messages": [says("system", "Be brief"), says("user", "other")]}
 
     assert read(Route.CHAT, plain).template == ""
     assert (
@@ -87,7 +87,7 @@ def test_what_stands_around_the_words_is_the_template():
 
 
 def test_fields_of_the_request_are_told():
-    body = {
+    body: dict[str, Any] = {
         "messages": [says("user", ASK), says("assistant", "x"), says("user", ASK)],
         "max_tokens": 64,
         "temperature": 0.5,
@@ -113,7 +113,7 @@ def test_fields_of_the_request_are_told():
         temperature=0.5,
         hour=7,
     )
-    odd = {"messages": [], "max_tokens": "9", "temperature": "hot", "tools": 4}
+    odd: dict[str, Any] = {"messages": [], "max_tokens": "9", "temperature": "hot", "tools": 4}
     assert read(Route.CHAT, odd)[4:6] == (None, 1)
 
 

@@ -137,7 +137,8 @@ def said(tokens: float) -> Prediction:
 
 
 def ended(**fields: Any) -> Outcome:
-    return Outcome("r", "p", Route.CHAT, "acme", **{"output_tokens": 200, **fields})
+    fields.setdefault("output_tokens", 200)
+    return Outcome("r", "p", Route.CHAT, "acme", **fields)
 
 
 def test_a_prediction_counts_all_answers_and_never_passes_what_is_allowed():

@@ -1,0 +1,185 @@
+"""`forebay predictor`: data in, scores out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from forebay.gateway.cli import main
+from forebay.gateway.commands.predictor_data import key_of, read_folder
+from forebay.gateway.config import load
+from forebay.gateway.weights import load_encoder, save
+from forebay.policies.contracts import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "length-prediction.md"
+
+
+def written(folder: Path, prompts: int = 80) -> Path:
+    """A set in two files and one in a single file, with essays long and questions short."""
+    rng, folder = Random(0), folder / "data"
+    folder.mkdir()
+    asked, lengths, log = list[str](), list[str](), list[str]()
+    for number in range(prompts):
+        kind = number % 2
+        text = f"Write an essay about topic {number}" if kind else f"Yes or no, {number}?"
+        pid = key_of(text)
+        asked.append(json.dumps({"pid": pid, "prompt": text}))
+        for model in ("gpt-4-0314", "other"):
+            tokens = round((600 if kind else 20) * rng.uniform(0.5, 2))
+            lengths.append(json.dumps({"pid": pid, "model": model, "out_tokens": tokens}))
+        row = {"prompt": text, "model": "gpt-4-0314", "output_tokens": 9 + 300 * kind}
+        log.append(json.dumps({**row, "finish_reason": "length" if number == 1 else "stop"}))
+    (folder / "pairs_prompts.jsonl.gz").write_bytes(gzip.compress("\n".join(asked).encode()))
+    (folder / "pairs_lengths.jsonl").write_text("\n".join(lengths))
+    (folder / "log.jsonl").write_text("\n".join(log))
+    (folder / "README.md").write_text("not data")
+    return folder
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["predictor", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_eval_tells_each_set_and_the_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    scores = told(capsys, "eval", "--data", written(tmp_path), "--bootstrap", 20)
+
+    assert set(scores["sets"]) == {"log", "pairs"}
+    for each in (*scores["sets"].values(), scores["pool"]):
+        assert set(each) >= {
+            "rows",
+            "tau_per_model",
+            "tau_mixed",
+            "bucket_accuracy",
+            "recall_more",
+            "precision_more",
+            "mae_tokens",
+        }
+        low, high = each["intervals"]["tau_mixed"]
+        assert low <= each["tau_mixed"] <= high
+    assert [scores["sets"]["pairs"]["rows"], scores["pool"]["rows"]] == [160, 240]
+    assert scores["sets"]["pairs"]["tau_per_model"] > 0.2
+    assert set(scores["predict_ms"]) == {"p50", "p99"}
+
+
+@pytest.mark.parametrize("kind", ["mean", "linear"])
+def test_eval_compares_with_what_learns_on_the_spot(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = written(tmp_path)
+    scores = told(capsys, "eval", "--data", data, "--part", "dev", "--kind", kind)
+
+    tau = scores["sets"]["pairs"]["tau_mixed"]
+    assert tau > 0.4 if kind == "linear" else tau is None or tau < 0.4
+
+
+def test_eval_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    call = ["predictor", "eval", "--data", str(written(tmp_path)), "--sets", "pairs/gpt*"]
+    assert main(call) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["set", "rows"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["pairs", "80"], ["pool", "80"]]
+    assert lines[-1].startswith("one prediction: p50 ")
+
+
+def test_data_is_read_by_prompt_and_never_parts_one(tmp_path: Path):
+    folder = written(tmp_path)
+    parts = {part: read_folder(folder, part=part).examples for part in ("train", "dev")}
+
+    keys = [{example.key for example in examples} for examples in parts.values()]
+    assert keys[0] & keys[1] == set()
+    assert len(keys[0] | keys[1]) == 80
+    cut = [example for example in read_folder(folder, sets=["log"]).examples if example.cut]
+    assert [example.tokens for example in cut] == [309]
+
+
+def test_a_wide_file_has_an_answer_at_each_temperature(tmp_path: Path):
+    row = {"pid": "0" * 16, "prompt": "hi", "L_t0_0": 5, "L_t0_7": 9, "L_gt_davinci003": 7}
+    (tmp_path / "wide.jsonl").write_text(json.dumps(row))
+
+    whole = read_folder(tmp_path).examples
+    assert [(e.features.model, e.features.temperature, e.tokens) for e in whole] == [
+        ("wide-model", 0.0, 5),
+        ("wide-model", 0.7, 9),
+        ("davinci003", None, 7),
+    ]
+    assert [e.tokens for e in read_folder(tmp_path, wide=False).examples] == [5]
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "said"),
+    [
+        ({}, [], "no .jsonl or .parquet files in it"),
+        ({"a.jsonl": "{"}, [], "a.jsonl: line 1: "),
+        ({"a.jsonl": "[1]"}, [], "no prompts with lengths in it"),
+        ({"a.jsonl": '{"prompt": "x", "out_tokens": "many"}'}, [], "a.jsonl: row 1: invalid"),
+        ({"a.jsonl": '{"prompt": "x", "out_tokens": 1}'}, ["--sets", "b"], "no set b; has a"),
+    ],
+)
+def test_data_that_cannot_be_read_is_told(
+    files: dict[str, str],
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    assert main(["predictor", "eval", "--data", str(tmp_path), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_such_folder_and_no_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["predictor", "eval", "--data", str(tmp_path / "none")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
+    call = ["predictor", "eval", "--data", str(written(tmp_path)), "--weights", str(tmp_path)]
+    assert main(call) == 1
+    assert f"no weights in '{tmp_path}'" in capsys.readouterr().err
+
+
+def test_weights_that_are_written_again_keep_the_last_three(tmp_path: Path):
+    for number in range(6):
+        save(tmp_path / "w", {"meta.json": str(number).encode()})
+
+    found = {path.name: (path / "meta.json").read_text() for path in tmp_path.iterdir()}
+    assert found == {"w": "5", "w.1": "4", "w.2": "3", "w.3": "2"}
+
+
+def test_weights_that_are_damaged_are_refused(tmp_path: Path):
+    files = load_encoder().to_files()
+    save(tmp_path / "w", {**files, "meta.json": b"{"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_encoder(tmp_path / "w")
+    save(tmp_path / "w", {**files, "model.onnx": b"nothing"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_encoder(tmp_path / "w")
+
+
+def test_the_example_of_the_page_is_a_configuration():
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+    own = load.read(example, {}).pools[0].scheduling
+    assert (own.predictor, own.prediction.budget) == ("encoder", 0.005)
+
+
+@pytest.mark.slow
+def test_an_encoder_is_trained_the_same_twice_and_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("torch")
+    data = written(tmp_path, 400)
+    call = ["train", "--data", data, "--part", "train", "--scratch", "--layers", 1]
+    for name in ("a", "b"):
+        told(capsys, *call, "--epochs", 3, "--vocabulary", 500, "--out", tmp_path / name)
+
+    scores = told(capsys, "eval", "--data", data, "--part", "dev", "--weights", tmp_path / "a")
+    assert scores["sets"]["pairs"]["tau_mixed"] > 0.5
+    assert (tmp_path / "a/model.onnx").read_bytes() == (tmp_path / "b/model.onnx").read_bytes()
