@@ -3,7 +3,7 @@
 vLLM and SGLang send three ZMQ frames: topic, sequence number (8 bytes, big-endian), and a msgpack
 batch `[ts, [event, ...], rank]`. An event is a map with a `type`, in older releases an array that
 begins with it. Block hashes are unsigned (vLLM), signed (SGLang) or bytes; here they are the same
-unsigned 64 bits. TensorRT-LLM answers a poll with JSON of its own.
+unsigned 64 bits.
 
     a batch comes                                      what `Sequence.judge` says
     the next number                                    APPLY
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _MASK = (1 << 64) - 1
 _decode = msgspec.msgpack.Decoder().decode
-_decode_json = msgspec.json.Decoder().decode
 _END = b"\xff" * 8
 _STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
            "lora_name", "extra_keys", "group_idx")  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .messages import Delta, Drop, Polled, Restarted, Watch, read_from_reader, write
+from .messages import Delta, Drop, Restarted, Watch, read_from_reader, write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -91,10 +91,6 @@ class Feed:
     def restarted(self, ticket: int, started: float) -> None:
         """Tell the reader when an engine's process began."""
         self._send(Restarted(ticket, started))
-
-    def polled(self, ticket: int, content: bytes) -> None:
-        """Hand on events that were fetched over HTTP."""
-        self._send(Polled(ticket, content))
 
     async def close(self) -> None:
         """Stop the reader."""

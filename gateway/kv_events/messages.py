@@ -47,13 +47,6 @@ class Restarted(msgspec.Struct, tag=True, array_like=True):
     started: float
 
 
-class Polled(msgspec.Struct, tag=True, array_like=True):
-    """An answer to a poll."""
-
-    ticket: int
-    content: bytes
-
-
 class Delta(msgspec.Struct, tag=True, array_like=True):
     """Blocks as arrays of unsigned 64-bit numbers, as the machine writes them."""
 
@@ -77,7 +70,7 @@ class State(msgspec.Struct, tag=True, array_like=True):
     error: str = ""
 
 
-ToReader = Watch | Drop | Restarted | Polled
+ToReader = Watch | Drop | Restarted
 FromReader = Delta | State
 _encode = msgspec.msgpack.Encoder().encode
 read_to_reader = msgspec.msgpack.Decoder(ToReader).decode

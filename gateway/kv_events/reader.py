@@ -19,7 +19,6 @@ from .messages import (
     LONGEST,
     Drop,
     FromReader,
-    Polled,
     Restarted,
     State,
     ToReader,
@@ -126,10 +125,9 @@ class Reader:
         if isinstance(command, Drop):
             del self._sources[command.ticket]
             source.close()
-        elif isinstance(command, Restarted):
-            source.restarted(command.started)
         else:
-            assert isinstance(command, Polled)
+            assert isinstance(command, Restarted)
+            source.restarted(command.started)
 
     def _tell(self, message: FromReader) -> None:
         data = memoryview(write(message))
