@@ -125,31 +125,24 @@ def working_set(seed: int) -> tuple[int, int]:
 
 
 async def talk(
-    http: httpx.AsyncClient, sessions: list[list[dict[str, str]]], args: argparse.Namespace
+    http: httpx.AsyncClient, messages: list[dict[str, str]], number: int, args: argparse.Namespace
 ) -> list[tuple[float, int, int]]:
-    """Let all conversations take their turns, some at once; tell each turn.
-
-    None is over before the last round, so that in the end all of them should be in the caches.
-    """
-    places, rng = asyncio.Semaphore(args.at_once), random.Random(args.seed)
-    told: list[tuple[float, int, int]] = []
-
-    async def turn(messages: list[dict[str, str]]) -> None:
-        async with places:
-            body = {
-                "model": "tiny",
-                "messages": messages,
-                "max_tokens": args.max_tokens,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "ignore_eos": True,
-            }
-            told.append(await one(http, body))
-
-    for number in range(TURNS):
-        rng.shuffle(sessions)
-        await asyncio.gather(*(turn(messages[: 2 + 2 * number]) for messages in sessions))
-    return told
+    """Go through one conversation with pauses; return each turn's TTFT, prompt, cached tokens."""
+    rng = random.Random(f"{args.seed} pauses {number}")
+    turns: list[tuple[float, int, int]] = []
+    await asyncio.sleep(rng.uniform(0, args.spread))
+    for turn in range(TURNS):
+        body = {
+            "model": "tiny",
+            "messages": messages[: 2 + 2 * turn],
+            "max_tokens": args.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        }
+        turns.append(await one(http, body))
+        await asyncio.sleep(rng.expovariate(1 / args.think))
+    return turns
 
 
 async def one(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int, int]:
@@ -162,11 +155,11 @@ async def one(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line[6:])
-            choices = event.get("choices") or []
+            choices: list[Any] = event.get("choices") or []
             if choices and choices[0]["delta"].get("content") and not first:
                 first = time.perf_counter() - began
             usage = event.get("usage") or usage
-    details = usage.get("prompt_tokens_details") or {}
+    details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
     return first, usage["prompt_tokens"], details.get("cached_tokens") or 0
 
 
@@ -176,7 +169,9 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
         for port in ENGINES:
             (await http.post(f"http://127.0.0.1:{port}/reset_prefix_cache")).raise_for_status()
         began = time.perf_counter()
-        turns = await talk(http, conversations(args.seed + round_), args)
+        talks = enumerate(conversations(args.seed + round_))
+        told = await asyncio.gather(*(talk(http, m, n, args) for n, m in talks))
+    turns = [turn for session in told for turn in session]
     ttft = sorted(turn[0] for turn in turns)
     prompts, cached = sum(t[1] for t in turns), sum(t[2] for t in turns)
     return {
@@ -221,18 +216,24 @@ def engine(port: int, blocks: int) -> list[str]:
     ]
 
 
+def _stop(*_: object) -> None:
+    """End as an error does, so that engines end, too."""
+    sys.exit(1)
+
+
 def main() -> None:
     """Start the engines, and each gateway by turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cache", type=float, default=0.8, help="share of all that caches hold")
-    parser.add_argument("--at-once", type=int, default=8, help="requests at once")
+    parser.add_argument("--cache", type=float, default=0.5, help="share of all that caches hold")
+    parser.add_argument("--think", type=float, default=2.0, help="mean pause between turns, s")
+    parser.add_argument("--spread", type=float, default=4.0, help="when sessions begin, s")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--engines", choices=("both", "start", "there"), default="both")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that engines end, too
+    signal.signal(signal.SIGTERM, _stop)
     distinct, prompts = working_set(args.seed)
     print(json.dumps({"tokens": distinct, "endless_cache": round(1 - distinct / prompts, 4)}))
     blocks = int(distinct * args.cache / BLOCK / len(ENGINES))

@@ -3,7 +3,6 @@
 Watch      begin to read an endpoint's events; answers carry its `ticket`
 Drop       stop
 Restarted  the engine is a new process since then; forget what it told before
-Polled     events that were fetched over HTTP
 
 Delta      blocks held no more, and from now on; `cleared` comes first
 State      how the source does, when that has changed
