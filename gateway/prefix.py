@@ -275,6 +275,7 @@ class PoolPrefix:
         chain, endpoint = placement.request.blocks, placement.endpoint
         blocks = min(cached // self.section.block_tokens, expected.whole)
         if blocks > self.index.depth(endpoint, chain, Source.EXACT):
+            self.learned.confirmed_by(placement.request.id)
             self.learned.placed(endpoint, chain[:blocks])
         elif cached == 0:
             self.index.remove(endpoint, chain)

@@ -41,7 +41,7 @@ CLEARED_AFTER = 3
 HOPE_S = 5.0
 TTL_S = 3600.0
 _SWEPT = 4096
-"""Blocks that one tick takes out at most: about 2 ms."""
+"""Blocks that one step takes out at most: some milliseconds."""
 
 
 class Learned:
@@ -144,6 +144,12 @@ class Learned:
             self._given_up.discard(request)
             self.placed(endpoint, chain)
 
+    def confirmed_by(self, request: str) -> None:
+        """Take in that an engine has told what it had of a prompt: its hope is over."""
+        hope = self._hopes.pop(request, None)
+        if hope is not None:
+            self._settle(hope[0], hope[1])
+
     def ended(self, request: str) -> None:
         """Take in that a request is over; what no answer has begun of was a vain hope."""
         self._given_up.discard(request)
@@ -226,7 +232,7 @@ class Learned:
         return last
 
     def _trim(self, endpoint: str) -> None:
-        over = self._index.held(endpoint) - self.capacity(endpoint)
+        over = min(_SWEPT, self._index.held(endpoint) - self.capacity(endpoint))
         if over > 0:
             oldest = self._index.oldest(endpoint, over * self._eviction.widen)
             going = victims(self._eviction, oldest, over)
