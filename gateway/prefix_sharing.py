@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from redis.exceptions import RedisError
@@ -195,14 +195,17 @@ def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     """Read what XREAD answers, in either of the client's shapes."""
     if not answer:
         return []
-    streams = list(answer.values()) if isinstance(answer, dict) else [s[1] for s in answer]
-    entries = streams[0]
+    if isinstance(answer, dict):
+        streams: list[Any] = list(cast("dict[Any, Any]", answer).values())
+    else:
+        streams = [stream[1] for stream in answer]
+    entries: list[Any] = streams[0]
     if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list):
-        (entries,) = entries
+        entries = entries[0]
     return [(entry, _fields(fields)) for entry, fields in entries]
 
 
 def _fields(fields: Any) -> dict[bytes, bytes]:
     if isinstance(fields, dict):
-        return fields
+        return cast("dict[bytes, bytes]", fields)
     return dict(zip(fields[::2], fields[1::2], strict=True))
