@@ -450,6 +450,8 @@ class App:
         other = self.pools.get(long.pool)
         if cost < long.tokens or other is None or call.route not in _LENGTHY:
             return pool
+        if inbound.trial is not None:  # its arm has said where
+            return pool
         if not other.takes(model):
             return pool
         inbound.pool, call.allow = other, other.allow

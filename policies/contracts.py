@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,6 +161,10 @@ class Route(Word):
     TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
+Shape = tuple[object, ...]
+"""What two requests have in common that can go to the same places; see `Request.shape`."""
+
+
 class Request(Struct, frozen=True, gc=False):
     """One call going down, as the scheduler sees it.
 
@@ -204,10 +209,13 @@ class Request(Struct, frozen=True, gc=False):
     queue_share: float | None = None
     """Of the queue's places, what its tenant may take; None: all."""
 
-    @property
-    def shape(self) -> tuple[Route, str, str | None, frozenset[str], str, frozenset[str]]:
-        """What decides which places it may have: requests of one shape are interchangeable."""
-        return (self.route, self.model, self.endpoint, self.avoid, self.reserve, self.without)
+    shape: Shape = ()
+    """What decides which places it may have: requests of one shape are interchangeable. Made of the
+    others when it is made, since it is looked at a dozen times while it waits."""
+
+    def __post_init__(self) -> None:
+        shape = (self.route, self.model, self.endpoint, self.avoid, self.reserve, self.without)
+        force_setattr(self, "shape", shape)
 
 
 class Finish(Word):

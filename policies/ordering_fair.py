@@ -192,7 +192,8 @@ class Fair:
         else:
             del self._shapes[shape]
         if not len(tenant.waiting):
-            self._weights = self._weights - tenant.weight if self._turns[1:] else 0.0
+            # Nothing is left of rounding once nobody waits.
+            self._weights = self._weights - tenant.weight if len(self._turns) > 1 else 0.0
             self._unseat(tenant)
 
     def _move(self, tenant: _Tenant, by: float) -> None:

@@ -93,13 +93,13 @@ class Entrance:
 
     def is_open(self, request: Request, now: float) -> bool:
         """Tell, in passing, that nothing is near its limit; else `let_in` has the word."""
-        limits, size = self._limits, self._waiting.size
+        limits, drain = self._limits, self.drain
         if limits.caps or request.queue_share is not None:
             return False
         share = 1.0 if self.admission is None else self.admission.queue_share
         if limits.full(request, self._waiting, share):
             return False
-        return self.drain is None or self.drain.wait(size, now) <= self._left(request, now)
+        return drain is None or drain.wait(self._waiting.size, now) <= self._left(request, now)
 
     def _left(self, request: Request, now: float) -> float:
         """Return for how long it may still wait."""

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 _TOLD = tuple(name for name in EndpointView.__slots__ if not name.startswith("in_flight"))
 """Of an endpoint: what others write; the rest is the dispatcher's own count."""
-_ASKED = tuple(name for name in Request.__struct_fields__ if name != "blocks")
-"""Of a request: all but its prefix, which only a score and an index outside look at."""
+_ASKED = tuple(name for name in Request.__struct_fields__ if name not in {"blocks", "shape"})
+"""Of a request: all but its prefix, which only a score and an index outside look at, and its shape,
+which is made of the rest."""
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
