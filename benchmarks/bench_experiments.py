@@ -117,13 +117,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="of each case")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--only", choices=tuple(FAULTS), help="this candidate only")
+    parser.add_argument("--stages", type=int, help="cases of so many stages only")
     arguments = parser.parse_args()
     file = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.exists() else []
     seeds = range(arguments.first, arguments.first + arguments.runs)
     with ProcessPoolExecutor(2) as pool:
         for case in CASES:
-            if arguments.only in {None, case.fault}:
+            fits = arguments.stages in {None, len(case.stages)}
+            if fits and arguments.only in {None, case.fault}:
                 print(shown(together(rows, row(case, seeds, pool))), flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"rows": rows}) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from .experiments.store import Store
     from .trials import Trial
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "forebay-experiments"
 _ANY = float("inf")
+_AFTER_A_BUG_S = 10.0
 _LEAVES_RUNNING = ("errors", "no endpoint")
 """Beginnings of reasons for which an answer that has not begun will hardly come."""
 
@@ -77,6 +81,7 @@ class Experiments:
         self.keeper: Keeper | None = None
         self.shadow: Shadow | None = None
         self.quality: Quality | None = None
+        self._again = 0.0
 
     async def start(self, app: App) -> None:
         """Take up where the last process was."""
@@ -135,7 +140,16 @@ class Experiments:
         return self._app.buffered_bytes > self._app.config.server.max_buffered / 2
 
     def tick(self, now: float) -> None:
-        """Do what is done by the clock."""
+        """Do what is done by the clock; a bug here must not hold up anything else."""
+        if now < self._again:
+            return
+        try:
+            self._tick(now)
+        except Exception:
+            self._again = now + _AFTER_A_BUG_S
+            logger.exception("experiments failed; requests go on")
+
+    def _tick(self, now: float) -> None:
         if self.shadow is not None:
             self.shadow.tick(now)
         if self.quality is not None:

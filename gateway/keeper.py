@@ -127,6 +127,8 @@ class Keeper:
         self._clock = clock
         self._stopped = stopped
         self._seen: deque[tuple[str, str, Observation]] = deque()
+        self._failed: dict[tuple[str, str], Assigned] = {}
+        """Of each candidate, one request that failed in this turn of the loop."""
         self._exchange: asyncio.Task[None] | None = None
         self._exchanged = 0.0
         self._changes, self._storing = asyncio.Lock(), asyncio.Lock()
@@ -170,11 +172,19 @@ class Keeper:
             return
         self._seen.append((assigned.trial.name, assigned.stage, seen))
         if seen.errors and assigned.candidate:
-            self._look_at_once(assigned)
+            # Soon, not now: a request is being settled, and a rollback moves others.
+            if not self._failed:
+                asyncio.get_running_loop().call_soon(self._look_at_failed)
+            self._failed[assigned.trial.name, assigned.arm] = assigned
 
-    def _look_at_once(self, assigned: Assigned) -> None:
+    def _look_at_failed(self) -> None:
         """Stop a candidate that fails outright with this very request, not at the next tick."""
+        failed, self._failed = self._failed, {}
         self._fold()
+        for assigned in failed.values():
+            self._look_at(assigned)
+
+    def _look_at(self, assigned: Assigned) -> None:
         live = self.live.get(assigned.trial.name)
         if live is None or live.trial is not assigned.trial or assigned.stage != live.trial.stage:
             return
@@ -229,6 +239,7 @@ class Keeper:
 
     def _take(self, live: Live, state: State, decision: Decision) -> None:
         live.take(state)
+        self._exchanged = 0.0  # to be stored at the next tick
         _tell(live.trial.name, decision)
         if decision.what == "roll back":
             self._stopped(live.trial, decision.arm, decision.why)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forebay.gateway.config.sections import Config
+from forebay.gateway.experimenting import Experiments
 from forebay.gateway.experiments.store import ExperimentsAway, Kept, Nowhere
 from forebay.gateway.keeper import Keeper
 from forebay.gateway.trials import HOLDOUT, Assigned, Trial, Trials
@@ -215,6 +217,38 @@ def test_who_is_told_of_a_rollback_is_told_once(run: Run):
         assert [arm for arm, _ in told] == ["two"]
         assert told[0][1].startswith("errors: ")
         await keeper.close()
+
+    run(main())
+
+
+def test_a_candidate_that_fails_outright_is_stopped_without_waiting_for_the_clock(run: Run):
+    async def main() -> None:
+        (trial,) = trials()
+        keeper = await started([trial])
+        for _ in range(20):
+            keeper.failed(Assigned(trial, "two"), "", 10)
+        assert keeper.live["t"].state.phase == "running"  # nothing while requests are settled
+        await asyncio.sleep(0)
+        assert keeper.live["t"].state.phase == "rolled_back"
+        assert dict(trial.weights) == {"one": 1.0, "two": 0.0}
+        await keeper.close()
+
+    run(main())
+
+
+def test_a_bug_in_what_is_counted_holds_up_nothing(run: Run):
+    async def main() -> None:
+        process = Experiments(config(), None, now=lambda: 0.0)
+        ticks: list[float] = []
+
+        def fails(now: float) -> None:
+            ticks.append(now)
+            raise ZeroDivisionError
+
+        process.keeper = SimpleNamespace(tick=fails)  # type: ignore[assignment] - all that is used
+        for now in (1.0, 1.1, 11.5):
+            process.tick(now)
+        assert ticks == [1.0, 11.5]
 
     run(main())
 
