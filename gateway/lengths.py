@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESULTS = ("cached", "failed", "late", "placed", "predicted")
-"""What becomes of a request that is to be read; `placed`: its turn had come before."""
+RESULTS = ("cached", "failed", "idle", "late", "placed", "predicted")
+"""What becomes of a request; `idle`: it never waited, `placed`: its turn came before reading."""
 _MOST_REMEMBERED = 8192
 
 
@@ -121,6 +121,10 @@ class PoolLength:
             self._thread.submit(self._work, job, loop)
         except RuntimeError:  # the pool is leaving
             self.results["failed"] += 1
+
+    def idle(self) -> None:
+        """Count a request that did not have to wait, and so is not read."""
+        self.results["idle"] += 1
 
     def learn(self, request: Request, outcome: Outcome) -> None:
         """Take in how a request ended."""

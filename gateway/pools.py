@@ -201,6 +201,8 @@ class Pool:
                 inbound = relay.inbound
                 self.reading.ask(request, inbound.body, answers(inbound.body))
         else:
+            if self.reading is not None and not request.avoid:
+                self.reading.idle()
             self._note_placed(placement)
             relay.placed(placement, now)
         self._tell(others, now)

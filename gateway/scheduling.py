@@ -70,6 +70,10 @@ class Reading(Protocol):
         """Have a prompt read."""
         ...
 
+    def idle(self) -> None:
+        """Count a request that is not read, since it does not wait."""
+        ...
+
     def status(self) -> LengthStatus:
         """Say how it does."""
         ...

@@ -178,7 +178,8 @@ PREFIX_UNTOLD = _counter(
 PREDICTIONS = _counter(
     "forebay_predictions_total",
     ("pool", "result"),
-    "waiting requests to be read: predicted, cached, late, placed (before it was read) or failed",
+    "requests by what reading made of them: predicted, cached, idle (never waited), late, placed "
+    "(before it was read) or failed",
 )
 PREDICTION_TIME = _counter(
     "forebay_prediction_seconds_total", _POOL, "time spent on reading prompts, off the loop"

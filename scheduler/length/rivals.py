@@ -29,6 +29,11 @@ class Rivals:
         return 0.0 if self.dropped else STAGES[self.stage]
 
     @property
+    def compared(self) -> int:
+        """How many answers count towards the next decision."""
+        return self._count
+
+    @property
     def promoted(self) -> bool:
         """The challenger is the champion now."""
         return self.stage == len(STAGES) - 1

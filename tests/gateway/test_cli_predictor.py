@@ -171,11 +171,12 @@ def test_the_example_of_the_page_is_a_configuration():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_encoder_is_trained_the_same_twice_and_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     pytest.importorskip("torch")
-    data = written(tmp_path, 400)
+    data = written(tmp_path, 240)
     call = ["train", "--data", data, "--part", "train", "--scratch", "--layers", 1]
     for name in ("a", "b"):
         told(capsys, *call, "--epochs", 3, "--vocabulary", 500, "--out", tmp_path / name)

@@ -7,6 +7,7 @@ from math import log1p
 from typing import TYPE_CHECKING, Any
 
 from forebay.gateway.lengths import PoolLength
+from forebay.gateway.weights import default_folder
 from forebay.policies.contracts import Outcome, Request, Route
 from forebay.scheduler.build import check_journal
 from forebay.scheduler.length import LengthFeatures, Prediction
@@ -52,7 +53,7 @@ async def waits(gateway: Gateway, kit: Kit, text: str) -> Caller:
     caller.send(kit.post(kit.chat(text)))
     await kit.until(lambda: gateway.pool.dispatcher.queued > before)
     results = reader(gateway).results
-    await kit.until(lambda: sum(results.values()) > before)
+    await kit.until(lambda: sum(results.values()) - results["idle"] > before)
     return caller
 
 
@@ -81,7 +82,7 @@ def test_what_waits_is_read_and_the_shorter_answer_goes_first(go: Go, kit: Kit):
             order, (essay, word) = await both(gateway, kit)
             assert order == ["word", "essay"]
             assert essay > word
-            assert dict(reader(gateway).results) == {"predicted": 2}
+            assert dict(reader(gateway).results) == {"idle": 1, "predicted": 2}
 
     go(main("encoder"))
     go(main("linear"))
@@ -91,7 +92,7 @@ def test_what_is_placed_at_once_is_not_read(go: Go, kit: Kit):
     async def main() -> None:
         async with kit.running(kit.config([kit.sim()], pool=reading())) as gateway:
             assert (await gateway.ask(kit.post(kit.chat(ESSAY)))).status == 200
-            assert not reader(gateway).results
+            assert dict(reader(gateway).results) == {"idle": 1}
 
     go(main())
 
@@ -107,8 +108,8 @@ def test_a_prompt_seen_before_is_remembered_and_one_too_late_is_skipped(go: Go, 
                 caller.leave()
             await gateway.quiet()
 
-    go(main("30s", {"predicted": 1, "cached": 1}))
-    go(main("0.001ms", {"late": 2}))
+    go(main("30s", {"idle": 1, "predicted": 1, "cached": 1}))
+    go(main("0.001ms", {"idle": 1, "late": 2}))
 
 
 def test_who_leaves_while_being_read_is_forgotten(go: Go, kit: Kit):
@@ -139,7 +140,7 @@ def test_a_predictor_that_fails_stops_nobody_and_is_told_once(go: Go, kit: Kit):
             for caller in callers:
                 assert (await caller.answer()).status == 200
                 caller.leave()
-            assert dict(reader(gateway).results) == {"failed": 2}
+            assert dict(reader(gateway).results) == {"idle": 1, "failed": 2}
             assert told(gateway, "length predictor") == [
                 "length predictor fails; the mean stands in"
             ]
@@ -235,6 +236,18 @@ def test_outcomes_are_written_without_prompts_unless_they_are_asked_for(
     assert plain[0]["output_tokens"] > 0
     assert len(plain[0]["pid"]) == 16
     assert whole[0]["prompt"] == WORD
+
+
+def test_a_challenger_reads_along_in_the_shadow(go: Go, kit: Kit):
+    async def main() -> None:
+        pool = reading(challenger=str(default_folder()))
+        async with kit.running(kit.config([kit.sim(max_in_flight=1)], pool=pool)) as gateway:
+            await both(gateway, kit)
+            rivals = reader(gateway).live.rivals
+            assert rivals is not None
+            assert (rivals.compared, rivals.share) == (2, 0.0)
+
+    go(main())
 
 
 def test_a_reload_brings_another_predictor_and_a_bad_one_changes_nothing(
