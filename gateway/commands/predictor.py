@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import positive
+from .arguments import port, positive
 from .predictor_data import PARTS
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(own)
     _add_eval(own)
+    _add_serve(own)
 
 
 def _add_train(commands: Commands) -> None:
@@ -92,6 +93,31 @@ def _add_eval(commands: Commands) -> None:
     option("--seed", type=int, default=0, help="of what is drawn (%(default)s)")
     option("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_eval)
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "serve", help="answer `predictor: URL` of a fleet of gateways", description=_DESCRIPTION
+    )
+    option = parser.add_argument
+    option("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    option("--port", type=port, default=8090, help="(%(default)s)")
+    option("--weights", type=Path, metavar="DIR", help="of an encoder (those shipped)")
+    parser.set_defaults(run=run_serve)
+
+
+def run_serve(arguments: Namespace) -> int:
+    """Serve until a signal comes."""
+    import uvicorn
+
+    from forebay.gateway.weights import load_encoder
+
+    from .predictor_serve import Server
+
+    server = Server(load_encoder(arguments.weights))
+    print(f"forebay predictor listens on http://{arguments.host}:{arguments.port}", file=sys.stderr)
+    uvicorn.run(server, host=arguments.host, port=arguments.port, log_level="warning")  # type: ignore[arg-type] - ASGI
+    return 0
 
 
 def run_train(arguments: Namespace) -> int:

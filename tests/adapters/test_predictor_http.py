@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from forebay.adapters.predictor_http import RemoteLength
+from forebay.gateway.commands.predictor_serve import answer as answer_of
+from forebay.gateway.weights import load_encoder
 from forebay.policies.contracts import Route
 from forebay.scheduler.length import LengthFeatures, Prediction
 
@@ -34,6 +36,24 @@ def test_features_go_and_predictions_come_back():
         Prediction(9.5, (1.0, 9.0, 30.0), (0.7, 0.2, 0.1, 0.0), 2.3)
     ]
     assert seen == [{"features": [{**FEATURES._asdict(), "route": "/v1/chat/completions"}]}]
+
+
+def test_it_speaks_with_the_server_that_forebay_has():
+    """`forebay predictor serve` at the other end, without a socket between."""
+    encoder = load_encoder()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        status, body = answer_of(encoder, request.content)
+        return httpx.Response(status, content=body)
+
+    client = httpx.Client(transport=httpx.MockTransport(handle))
+    predictor = RemoteLength("http://predictor", client=client)
+
+    asks = [FEATURES, FEATURES._replace(text="解释量子力学", temperature=0.5, hour=3)]
+    assert predictor.predict(asks) == encoder.predict(asks)
+    for body in (b"", b"{}", b"[]", b'{"features": [1]}', b'{"features": [{"text": "x"}]}'):
+        assert answer_of(encoder, body)[0] == 400
+    assert answer_of(encoder, b'{"features": []}') == (200, b'{"predictions":[]}')
 
 
 @pytest.mark.parametrize(

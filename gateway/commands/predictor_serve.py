@@ -1,0 +1,80 @@
+"""`forebay predictor serve`: one predictor for a fleet of gateways, by HTTP.
+
+The other end of `adapters.predictor_http`. One thread predicts, the loop only reads and writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.policies.contracts import Route
+from forebay.scheduler.length import LengthFeatures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from forebay.scheduler.length import LengthPredictor
+
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_MOST_BYTES = 8 << 20
+_MOST_FEATURES = 256
+
+
+def answer(predictor: LengthPredictor, body: bytes) -> tuple[int, bytes]:
+    """Return status and body for a request's body."""
+    try:
+        told = msgspec.json.decode(body)["features"]
+        features = [_features(each) for each in told[:_MOST_FEATURES]]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        return 400, msgspec.json.encode({"error": f"no features in the body: {error}"})
+    said = [each._asdict() for each in predictor.predict(features)] if features else []
+    return 200, msgspec.json.encode({"predictions": said})
+
+
+def _features(told: dict[str, Any]) -> LengthFeatures:
+    known = {name: told[name] for name in LengthFeatures._fields if name in told}
+    return LengthFeatures(**{**known, "route": Route(known["route"]), "text": str(known["text"])})
+
+
+class Server:
+    """An ASGI application that answers each POST with predictions."""
+
+    def __init__(self, predictor: LengthPredictor) -> None:
+        self._predictor = predictor
+        self._thread = ThreadPoolExecutor(1)
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        body = await _read(receive)
+        if scope["method"] != "POST":
+            status, said = 405, b'{"error": "send features by POST"}'
+        elif body is None:
+            status, said = 413, b'{"error": "the body is too long"}'
+        else:
+            loop = asyncio.get_running_loop()
+            status, said = await loop.run_in_executor(self._thread, answer, self._predictor, body)
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": said})
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the whole body; None where it is too long."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        parts.append(message.get("body", b""))
+        if size > _MOST_BYTES:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
