@@ -31,15 +31,16 @@ def answer(predictor: LengthPredictor, body: bytes) -> tuple[int, bytes]:
     try:
         told = msgspec.json.decode(body)["features"]
         features = [_features(each) for each in told[:_MOST_FEATURES]]
+        said = [each._asdict() for each in predictor.predict(features)] if features else []
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         return 400, msgspec.json.encode({"error": f"no features in the body: {error}"})
-    said = [each._asdict() for each in predictor.predict(features)] if features else []
     return 200, msgspec.json.encode({"predictions": said})
 
 
 def _features(told: dict[str, Any]) -> LengthFeatures:
-    known = {name: told[name] for name in LengthFeatures._fields if name in told}
-    return LengthFeatures(**{**known, "route": Route(known["route"]), "text": str(known["text"])})
+    known: dict[str, Any] = {name: told[name] for name in LengthFeatures._fields if name in told}
+    known |= {"route": Route(known["route"]), "text": str(known["text"])}
+    return LengthFeatures(**known)
 
 
 class Server:

@@ -14,6 +14,7 @@ from forebay.policies.contracts import Route
 from forebay.scheduler.length import LengthFeatures, Prediction
 
 FEATURES = LengthFeatures(Route.CHAT, "big", "acme", 12, text="hello")
+ODD = json.dumps({"features": [{**FEATURES._asdict(), "temperature": "hot"}]}).encode()
 TOLD = {"tokens": 9.5, "quantiles": [1, 9, 30], "buckets": [0.7, 0.2, 0.1, 0], "rank": 2.3}
 
 
@@ -51,7 +52,7 @@ def test_it_speaks_with_the_server_that_forebay_has():
 
     asks = [FEATURES, FEATURES._replace(text="解释量子力学", temperature=0.5, hour=3)]
     assert predictor.predict(asks) == encoder.predict(asks)
-    for body in (b"", b"{}", b"[]", b'{"features": [1]}', b'{"features": [{"text": "x"}]}'):
+    for body in (b"", b"{}", b"[]", b'{"features": [1]}', b'{"features": [{"text": "x"}]}', ODD):
         assert answer_of(encoder, body)[0] == 400
     assert answer_of(encoder, b'{"features": []}') == (200, b'{"predictions":[]}')
 
