@@ -1,9 +1,9 @@
 """Who may come into one pool's queue, and when whoever may not should return.
 
 Five things keep a new request out: a watermark, its class's cap, its tenant's share of the queue, a
-wait that is foretold to be too long, and a full queue. From a full
-queue the youngest of the lowest class gives way to a higher one. A request that comes back after an
-attempt was let in before, so nobody asks here again.
+wait that is foretold to be too long, and a full queue. In the last two cases the youngest of the
+lowest class gives way to a higher one. A request that comes back after an attempt was let in
+before, so nobody asks here again.
 """
 
 from __future__ import annotations
@@ -113,9 +113,13 @@ class Entrance:
         not wait.
         """
         self._check_caps(request, now)
-        if self.drain is not None:
-            yield from self._foretell(request, self.drain, now)
-        yield from self._in_the_way(request, now)
+        slow = None if self.drain is None else self._foretell(request, self.drain, now)
+        share = 1.0 if self.admission is None else self.admission.queue_share
+        full = self._limits.full(request, self._waiting, share)
+        if full:  # whoever is too slow then is among those in the way
+            yield from self._in_the_way(request, full, share, now)
+        elif slow is not None:
+            yield slow
 
     def _check_caps(self, request: Request, now: float) -> None:
         full = self._limits.class_full(request, self._waiting)
@@ -125,20 +129,20 @@ class Entrance:
         if full:
             raise share_taken(self._pool, full, self.retry_after(now))
 
-    def _foretell(self, request: Request, drain: Drain, now: float) -> Iterator[Request]:
-        """Refuse what would wait until it gives up, unless a lower class's request may leave."""
+    def _foretell(self, request: Request, drain: Drain, now: float) -> Request | None:
+        """Refuse what would wait until it gives up, or return who of a lower class may leave."""
         left = self._left(request, now)
         if drain.wait(self._waiting.size, now) <= left:
-            return
+            return None
         wait = drain.wait(self._ahead(request), now)
         if wait <= left:
-            return
+            return None
         victim = self._waiting.displaceable(request.sla_rank)
         # Where tenants take turns, only its own tenant's leaving brings it forward.
         if victim is None or (self._foretells is not None and victim.tenant != request.tenant):
             self.foretold += 1
             raise too_long(self._pool, wait, max(1.0, min(self.retry_after(now), wait - left)))
-        yield victim
+        return victim
 
     def _ahead(self, request: Request) -> float:
         """Count those that go before it to the same endpoints; 0 where that cannot be told."""
@@ -147,17 +151,15 @@ class Entrance:
             return min(alike, self._foretells.ahead(request))
         return 0.0 if self._by_size else alike
 
-    def _in_the_way(self, request: Request, now: float) -> Iterator[Request]:
+    def _in_the_way(
+        self, request: Request, full: str, share: float, now: float
+    ) -> Iterator[Request]:
         """Go through those who have to leave a full queue: one, and as many more as its body needs.
 
         A queue that is too full already, since its limits have shrunk, gets no fuller. Raises
         Overloaded, and nobody has to leave, when such room cannot be made.
         """
-        share = 1.0 if self.admission is None else self.admission.queue_share
         limits, waiting, rank = self._limits, self._waiting, request.sla_rank
-        full = limits.full(request, waiting, share)
-        if not full:
-            return
         over = limits.bytes_over(request, waiting, share)
         victim = waiting.displaceable(rank)
         if victim is None or waiting.bytes_below(rank) < over:

@@ -40,9 +40,8 @@ ASKED = Request(
     ids=["told", "told in part", "left late", "left, and no stream", "left early"],
 )
 def test_a_request_costs_what_came_of_it(said: dict[str, Any], cost: float | None):
-    outcome = Outcome(
-        request_id="r", pool="p", route="x", tenant="acme", **{"stream": True, **said}
-    )
+    told: dict[str, Any] = {"stream": True, **said}
+    outcome = Outcome(request_id="r", pool="p", route="x", tenant="acme", **told)
     feedback = Feedback(Fair(), ConstantLength(), Cost())
 
     assert feedback.ended(Placement(ASKED, "e0", 600, 0.0), outcome, None) == (cost, False)

@@ -136,6 +136,16 @@ def test_a_short_one_is_not_refused_for_long_ones_where_it_goes_before_them():
     assert core.submit(request(113, output_tokens_estimate=1, uncached_tokens=1), 100.0) is None
 
 
+def test_nobody_makes_way_for_a_body_that_does_not_fit_all_the_same():
+    core = at_one_a_second()
+    core.submit(request(110), 100.0)
+    core.submit(request(111, longest_wait=60.0), 100.0)
+    core.set_limits(max_requests=100, max_bytes=10)
+
+    assert refusal(core, request(112, sla_rank=1, body_bytes=11))[0] == "overloaded"
+    assert (core.take_others(), core.queued) == (None, 12)
+
+
 @pytest.mark.parametrize("order", ["fcfs", "fair", "ml"])
 def test_nobody_is_refused_for_what_waits_for_other_endpoints(order: str):
     core = at_one_a_second(order)
