@@ -405,6 +405,9 @@ class App:
         predicted = pool.length.estimate(features)
         if pool.section.scheduling.long_pool is not None and endpoint is None:
             pool = self._by_length(inbound, model, prompt + 2 * predicted)
+        speculates, kind = True, ""
+        if pool.speculation is not None:
+            speculates, kind = pool.speculation.judge(body, predicted, call.route)
         uncached, blocks = prompt, ()
         if pool.prefix is not None:
             blocks = self._name_prefix(inbound, pool.prefix, model)
@@ -436,6 +439,8 @@ class App:
             longest_wait=standing.longest_wait,
             reserve=standing.reserve,
             queue_share=standing.queue_share,
+            speculates=speculates,
+            kind=kind,
         )
         if inbound.trial is not None and self.shadow is not None:
             self.shadow.choose(inbound)

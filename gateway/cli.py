@@ -18,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .commands import kernels  # noqa: PLC0415 - only what is asked for
 
         return kernels.forward(arguments[1:])
+    if arguments[:1] == ["spec"]:
+        from .commands import kernels  # noqa: PLC0415 - likewise
+
+        return kernels.forward(arguments[1:], module=kernels.SPEC)
     from .commands import line  # noqa: PLC0415 - only what is asked for
 
     return line.run(arguments)

@@ -63,6 +63,8 @@ class Monitor:
         while True:
             await asyncio.sleep(self._jittered(self._pool.section.health.load_interval))
             await self._read_load()
+            if self._endpoint.section.speculative is not None:
+                await self._read_speculation()
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._rng.uniform(1 - JITTER, 1 + JITTER)
@@ -130,6 +132,26 @@ class Monitor:
             logger.exception("load reading failed", extra={"endpoint": endpoint.name})
             return
         self._pool.loaded(endpoint, load, self._now())
+
+    async def _read_speculation(self) -> None:
+        """Read what became of drafts; where it cannot be read, nothing is concluded."""
+        endpoint = self._endpoint
+        if endpoint.embedded is not None:
+            return
+        # Wanted by pools that speculate only.
+        from forebay.adapters.speculation import read_speculation  # noqa: PLC0415
+
+        try:
+            async with asyncio.timeout(self._pool.section.health.timeout):
+                http = self._http(endpoint)
+                reading = await read_speculation(http, endpoint.target, endpoint.section.engine)
+        except (TimeoutError, EngineFailed):
+            return
+        except Exception:
+            logger.exception("speculation reading failed", extra={"endpoint": endpoint.name})
+            return
+        if reading is not None:
+            self._pool.speculated(endpoint, reading, self._now())
 
     async def _ask_load(self) -> Load:
         embedded = self._endpoint.embedded

@@ -34,6 +34,7 @@ from .scheduling import (
     scheduling_of,
     window_of,
 )
+from .speculation import speculation_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from forebay.scheduler.health import Change
     from forebay.scheduler.length import Estimator
     from forebay.scheduler.others import Others
+    from forebay.scheduler.speculation import Reading
 
     from .endpoint import Endpoint
     from .relay import Relay
@@ -94,6 +96,8 @@ class Pool:
         self._prefix_section: Prefix | None = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
+        self.speculation = speculation_of(section)
+        """Whom speculation pays for, and where; None where no endpoint speculates."""
         path = section.scheduling.journal
         self._journal = None if path is None else JournalFile(path)
         self._settings: Scheduling = scheduling_of(section, Shared())
@@ -135,6 +139,17 @@ class Pool:
         for endpoint in self.endpoints.values():
             endpoint.configure(own[endpoint.name], window_of(section))
             endpoint.health.configure(settings_of(section.health))
+        self._show_speculation(section)
+
+    def _show_speculation(self, section: sections.Pool) -> None:
+        """Take how the pool treats speculation; what was learnt stays while that is the same."""
+        now = self.speculation
+        if now is None or now.of(section) != now.section:
+            self.speculation = now = speculation_of(section)
+        for endpoint in self.endpoints.values():
+            endpoint.view.speculates = None
+        if now is not None:
+            now.show(self.endpoints.values())
 
     def _refuse_dropped_models(self) -> None:
         """Refuse what waits for a model that the pool serves no more, or by another name.
@@ -224,6 +239,9 @@ class Pool:
             endpoint = self.endpoints.get(placement.endpoint)
             window = None if endpoint is None else endpoint.window
             cost, moved = self._feedback.ended(placement, outcome, window)
+            if self.speculation is not None and endpoint is not None:
+                drafting = endpoint.section.speculative is not None
+                self.speculation.ended(placement, outcome, speculative=drafting)
             if moved and endpoint is not None and window is not None:
                 endpoint.view.limit = window.limit
         if self.recallable is not None:
@@ -443,6 +461,11 @@ class Pool:
         if deadline is not None and deadline <= now:
             self._expired(self.dispatcher.expire(now), now)
             self._tell_others(now)
+
+    def speculated(self, endpoint: Endpoint, reading: Reading, now: float) -> None:
+        """Take in what an engine says of its drafts."""
+        if self.speculation is not None and self.speculation.read(endpoint, reading, now):
+            self.wake(now)
 
     def loaded(self, endpoint: Endpoint, load: Load, now: float) -> None:
         """Take in a load reading."""

@@ -106,6 +106,9 @@ def scheduling_of(section: sections.Pool, shared: Shared) -> Scheduling:
         else DoubleQueueSettings(double.long_tokens, double.long_share),
         reserves=shared.reserves,
         class_caps=dict(section.queue.classes),
+        speculation=section.speculation.max_batch
+        if any(endpoint.speculative for endpoint in section.endpoints)
+        else None,
     )
 
 

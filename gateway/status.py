@@ -23,17 +23,19 @@ def take_snapshot(pools: Iterable[Pool], *, now: float, **rest: Any) -> Snapshot
 
 
 def _pool(pool: Pool, now: float) -> PoolStatus:
-    dispatcher, prefix = pool.dispatcher, pool.prefix
+    dispatcher, prefix, drafts = pool.dispatcher, pool.prefix, pool.speculation
     return PoolStatus(
         name=pool.name,
         models=tuple(pool.models),
-        endpoints=tuple(_endpoint(endpoint, now) for endpoint in pool.endpoints.values()),
+        endpoints=tuple(_endpoint(pool, each, now) for each in pool.endpoints.values()),
         queued=dispatcher.queued,
         queued_bytes=dispatcher.queued_bytes,
         oldest_wait_s=dispatcher.oldest_wait(now),
         queue=_queue(dispatcher, now),
         prefix=None if prefix is None else prefix_status(prefix, pool.endpoints),
         length=None if pool.reading is None else pool.reading.status(),
+        speed_ups={} if drafts is None else drafts.speed_ups(),
+        speculated={} if drafts is None else dict(drafts.sent),
     )
 
 
@@ -56,8 +58,8 @@ def _queue(dispatcher: Dispatcher, now: float) -> QueueStatus:
     )
 
 
-def _endpoint(endpoint: Endpoint, now: float) -> EndpointStatus:
-    view, probe = endpoint.view, endpoint.probe
+def _endpoint(pool: Pool, endpoint: Endpoint, now: float) -> EndpointStatus:
+    view, probe, drafts = endpoint.view, endpoint.probe, pool.speculation
     return EndpointStatus(
         name=endpoint.name,
         engine=view.engine,
@@ -72,4 +74,5 @@ def _endpoint(endpoint: Endpoint, now: float) -> EndpointStatus:
         kv_use=view.kv_use,
         load_age_s=None if view.load_at is None else now - view.load_at,
         version=None if probe is None else probe.version,
+        speculation=None if drafts is None else drafts.status(endpoint),
     )

@@ -208,6 +208,10 @@ class Request(Struct, frozen=True, gc=False):
     """Whose places of the pool its tenant may draw on; empty: everybody's."""
     queue_share: float | None = None
     """Of the queue's places, what its tenant may take; None: all."""
+    speculates: bool = True
+    """Drafts pay for it, where its pool has endpoints that speculate."""
+    kind: str = ""
+    """What it is like, where its pool measures by kind; a handful of names."""
 
     shape: Shape = ()
     """What decides which places it may have: requests of one shape are interchangeable. Made of the
@@ -303,6 +307,8 @@ class EndpointView:
     waiting: int | None = None
     kv_use: float | None = None
     load_at: float | None = None
+    speculates: bool | None = None
+    """Whether it speculates and that pays; None: it does not speculate."""
 
     @property
     def room(self) -> int:

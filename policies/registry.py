@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .contracts import ConfigError
 from .filter_capability import Capability
 from .filter_room import Room
+from .filter_speculation import Speculation
 from .filter_usable import Usable
 from .ordering_aged import Aged
 from .ordering_bounded import Bounded
@@ -49,6 +50,7 @@ FILTERS: dict[str, Callable[..., Filter]] = {
     "usable": Usable,
     "capability": Capability,
     "room": Room,
+    "speculation": Speculation,
 }
 SCORES: dict[str, Callable[..., Score]] = {"hash_ring": HashRing, "least_tokens": LeastTokens}
 PICKS: dict[str, Callable[..., Pick]] = {"seeded": Seeded}

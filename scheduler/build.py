@@ -26,7 +26,7 @@ from .journal import Journaled, replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from forebay.policies.contracts import Ordering, Request, Score
+    from forebay.policies.contracts import Filter, Ordering, Request, Score
 
 
 _RANKED = frozenset({"bounded", "hrrn", "ml"})
@@ -57,6 +57,8 @@ class Scheduling:
     """Shares of the pool's places that are kept for some tenants, by the reserve's name."""
     class_caps: Mapping[str, int] = field(default_factory=dict[str, int])
     """Requests of a class that may wait, by the class's name."""
+    speculation: int | None = None
+    """Requests in flight from which an endpoint's drafts do not pay; None: none speculates."""
 
 
 def make_ordering(
@@ -100,7 +102,7 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
     dispatcher = make(
         pool=pool,
         ordering=make_ordering(settings, uncached=uncached),
-        filters=[FILTERS[name]() for name in ("usable", "capability", "room")],
+        filters=_filters(settings),
         scores=[(score or SCORES["least_tokens"](), 1.0)],
         pick=PICKS["seeded"](),
         rng=rng,
@@ -115,6 +117,13 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
         max_requests=max_requests, max_bytes=max_bytes, classes=settings.class_caps
     )
     return dispatcher
+
+
+def _filters(settings: Scheduling) -> list[Filter]:
+    filters = [FILTERS[name]() for name in ("usable", "capability", "room")]
+    if settings.speculation is not None:
+        filters.append(FILTERS["speculation"](max_batch=settings.speculation))
+    return filters
 
 
 def journal_head(settings: Scheduling, *, pool: str, seed: int, cost: Cost) -> bytes:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .arguments import Commands
 
 _DOCTOR = "forebay.kernels.doctor"
+SPEC = "forebay.kernels.speculative.command"
+"""What `forebay spec` hands over to."""
 
 
 def add(commands: Commands) -> None:
@@ -43,8 +45,9 @@ def forward(arguments: Sequence[str], *, module: str = _DOCTOR) -> int:
         if error.name and module.startswith(error.name):
             return _fail("the kernels' command is not in this version")
         raise
-    # So far there is one command of theirs, which need not be named.
-    own = arguments[1:] if arguments[:1] == ["doctor"] else arguments
+    # Of the kernels' own there is one command so far, which need not be named.
+    unnamed = module == _DOCTOR and arguments[:1] == ["doctor"]
+    own = arguments[1:] if unnamed else arguments
     try:
         return doctor.main(list(own))
     except SystemExit as leaving:

@@ -21,6 +21,7 @@ from . import (
     prefix,
     replay,
     serve,
+    spec,
     usage,
 )
 
@@ -40,6 +41,7 @@ _COMMANDS = (
     usage,
     ab,
     kernels,
+    spec,
 )
 _FAILED = 1
 

@@ -27,6 +27,7 @@ from .base import (
 from .experiments import Experiment, Fallback, Quality  # noqa: TC001 - pydantic reads the annotations
 from .prefix import EventsOrAddress, Prefix  # noqa: TC001 - pydantic reads the annotations
 from .scheduling import Limit, Order, Scheduling
+from .speculation import Method, Speculation
 from .tenancy import Auth, Plan, Price, Sla, State, Tenant, resolve
 
 
@@ -165,6 +166,9 @@ class Endpoint(Section):
         default=None,
         description="where it publishes what its cache holds: an address, or settings",
     )
+    speculative: Method | None = Field(
+        default=None, description="how it speculates, if it does; see speculative.md"
+    )
     sim: SimEndpoint | None = Field(default=None, description="settings of an embedded engine")
 
 
@@ -202,6 +206,7 @@ class Pool(Section):
     prefix: Prefix | None = Field(
         default=None, description="send requests where their prefix lies; leave out to not look"
     )
+    speculation: Speculation = Speculation()
     queue: QueueLimits = QueueLimits()
     timeouts: Timeouts = Timeouts()
     retry: Retry = Retry()

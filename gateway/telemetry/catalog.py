@@ -115,6 +115,32 @@ KV_USE = _gauge(
     _ENDPOINT,
     "KV blocks in use, 0 to 1, as the engine says; absent when unknown",
 )
+SPEC_ACCEPT_RATE = _gauge(
+    "forebay_spec_accept_rate",
+    _ENDPOINT,
+    "share of an endpoint's guessed tokens that were accepted, over the window",
+)
+SPEC_ACCEPTED = _gauge(
+    "forebay_spec_avg_accepted_tokens", _ENDPOINT, "accepted tokens of a draft, over the window"
+)
+SPEC_DRIFT = _gauge(
+    "forebay_spec_accept_drift",
+    _ENDPOINT,
+    "the acceptance rate less its average of about a week; negative where drafts got worse",
+)
+SPEC_PAYS = _gauge(
+    "forebay_spec_pays", _ENDPOINT, "1 while drafts pay there, 0 while requests go elsewhere"
+)
+SPEC_SPEED_UP = _gauge(
+    "forebay_spec_speedup_ratio",
+    ("pool", "kind"),
+    "time per output token at plain endpoints over that at speculative ones, by kind of request",
+)
+SPEC_REQUESTS = _counter(
+    "forebay_spec_requests_total",
+    ("pool", "speculative"),
+    "requests that ended in a pool with endpoints that speculate, by whether theirs did",
+)
 LOAD_AGE = _gauge(
     "forebay_endpoint_load_age_seconds",
     _ENDPOINT,

@@ -171,6 +171,10 @@ def _pool_gauges(snapshot: Snapshot) -> Iterator[Family]:
         yield _counter(metric, {(pool.name,): count(pool.queue) for pool in pools})
     yield from _prefixes({p.name: p.prefix for p in pools if p.prefix is not None})
     yield from _length_gauges([(p.name, p.length) for p in pools if p.length is not None])
+    ups = {(p.name, kind): ratio for p in pools for kind, ratio in p.speed_ups.items()}
+    yield _gauge(catalog.SPEC_SPEED_UP, ups)
+    sent = {(p.name, str(did).lower()): n for p in pools for did, n in p.speculated.items()}
+    yield _counter(catalog.SPEC_REQUESTS, sent)
 
 
 def _prefixes(pools: Mapping[str, PrefixStatus]) -> Iterator[Family]:
@@ -219,6 +223,10 @@ _ENDPOINT_GAUGES: tuple[tuple[Metric, Callable[[EndpointStatus], float | None]],
     (catalog.WAITING, lambda e: e.waiting),
     (catalog.KV_USE, lambda e: e.kv_use),
     (catalog.LOAD_AGE, lambda e: e.load_age_s),
+    (catalog.SPEC_ACCEPT_RATE, lambda e: e.speculation and e.speculation.accept_rate),
+    (catalog.SPEC_ACCEPTED, lambda e: e.speculation and e.speculation.accepted_a_draft),
+    (catalog.SPEC_DRIFT, lambda e: e.speculation and e.speculation.drift),
+    (catalog.SPEC_PAYS, lambda e: e.speculation and float(e.speculation.pays)),
 )
 
 

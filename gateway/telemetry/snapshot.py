@@ -10,6 +10,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """One endpoint's speculation; rates are None until enough was drafted."""
+
+    method: str
+    pays: bool
+    accept_rate: float | None = None
+    accepted_a_draft: float | None = None
+    drift: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointStatus:
     """One endpoint. None is 'the engine does not say', never zero."""
 
@@ -31,6 +42,8 @@ class EndpointStatus:
     load_age_s: float | None = None
     version: str | None = None
     """What the engine says of itself."""
+    speculation: SpeculationStatus | None = None
+    """None where it does not speculate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +150,11 @@ class PoolStatus:
     """None where prefixes are not looked at."""
     length: LengthStatus | None = None
     """None where no prompts are read."""
+
+    speed_ups: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Plain time per token over speculative, by kind of request."""
+    speculated: Mapping[bool, int] = field(default_factory=dict[bool, int])
+    """Requests that ended, by whether a speculative endpoint had them."""
 
     @property
     def usable(self) -> int:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import command_advice, command_eval, command_store
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,6 +30,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(list(argv))
     try:
         told = arguments.run(arguments)
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "triton"}:
+            raise
+        print(f"forebay: this needs {error.name}: pip install 'forebay[kernels]'", file=sys.stderr)
+        return 1
     except (ValueError, OSError) as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 1
@@ -36,13 +43,24 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if arguments.json:
         print(json.dumps(told))
+    elif told:
+        _print(told)
     return 0
 
 
+def _print(told: dict[str, Any]) -> None:
+    for name, value in told.items():
+        shown = "\n  ".join(["", *map(str, value)]) if isinstance(value, list) else value
+        print(f"{name}: {shown}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="forebay spec", description=__doc__)
+    parser = argparse.ArgumentParser(prog="forebay spec", description="Speculative decoding.")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     _add_train(actions)
+    command_eval.add(actions)
+    command_store.add(actions)
+    command_advice.add(actions)
     return parser
 
 

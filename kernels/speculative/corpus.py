@@ -14,13 +14,13 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .contexts import SEPARATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    import torch
 
 __all__ = ["Corpus", "Text", "read_texts"]
 
@@ -90,6 +90,8 @@ class Corpus:
                 learnt.append(1)
         if not tokens:
             raise ValueError("the data holds no tokens")
+        import torch  # noqa: PLC0415 - reading texts needs none
+
         self.tokens = torch.frombuffer(tokens, dtype=torch.int32).clone()
         self.learnt = torch.frombuffer(learnt, dtype=torch.uint8).bool().clone()
 
@@ -98,12 +100,16 @@ class Corpus:
 
     def counts(self, vocab: int) -> torch.Tensor:
         """How often each token is part of an answer, `[vocab]`."""
+        import torch  # noqa: PLC0415 - likewise
+
         return torch.bincount(self.tokens[self.learnt].long(), minlength=vocab)
 
     def windows(
         self, rows: int, length: int, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Random windows: tokens int64 and which are learnt from, both `[rows, length]`."""
+        import torch  # noqa: PLC0415 - likewise
+
         if len(self.tokens) <= length:
             raise ValueError(f"the data holds {len(self.tokens)} tokens, windows need {length + 1}")
         starts = torch.randint(len(self.tokens) - length, (rows, 1), generator=rng)

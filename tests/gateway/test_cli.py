@@ -215,3 +215,11 @@ def test_an_engine_with_a_wrong_setting_is_a_wrong_call(
 ):
     assert main(["engine", "sim", "--port", "0", option]) == 2
     assert capsys.readouterr().err.startswith("forebay engine sim: ")
+
+
+def test_spec_hands_its_own_arguments_over(capsys: pytest.CaptureFixture[str]):
+    assert main(["spec", "profile", "--engine", "vllm-0.33", "--method", "medusa"]) == 0
+    assert "taken out after 0.26" in capsys.readouterr().out
+    assert main(["spec", "--help"]) == 0
+    assert "forebay spec" in capsys.readouterr().out
+    assert main(["spec", "nothing"]) == 2

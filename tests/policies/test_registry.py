@@ -43,7 +43,7 @@ def test_our_own_are_found_by_name():
     assert factory("ordering", "fcfs") is Fcfs
     assert [names(kind) for kind in ("ordering", "filter", "score", "pick")] == [
         ["aged", "bounded", "edf", "fair", "fcfs", "hrrn", "ml", "sjf"],
-        ["capability", "room", "usable"],
+        ["capability", "room", "speculation", "usable"],
         ["hash_ring", "least_tokens"],
         ["seeded"],
     ]
@@ -53,7 +53,7 @@ def test_our_own_are_found_by_name():
     ("kind", "name", "message"),
     [
         ("score", "least_token", "no score is named 'least_token'; did you mean 'least_tokens'?"),
-        ("filter", "x", "no filter is named 'x'; there are capability, room, usable"),
+        ("filter", "x", "no filter is named 'x'; there are capability, room, speculation, usable"),
     ],
 )
 def test_a_name_that_is_unknown_is_answered_with_those_known(kind: str, name: str, message: str):
@@ -67,7 +67,7 @@ def test_an_installed_one_is_listed_without_being_imported(site: Site):
     site.install("acme_lazy", "raise RuntimeError('too early')", score__lazy="acme_lazy:Lazy")
 
     assert names("score") == ["hash_ring", "lazy", "least_tokens"]
-    assert names("filter") == ["capability", "room", "usable"]
+    assert names("filter") == ["capability", "room", "speculation", "usable"]
 
 
 def test_an_installed_one_is_made_from_its_factory(site: Site):

@@ -1,0 +1,134 @@
+"""A pool's speculation as it runs: whom it pays for, what came of it, who is left alone."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from forebay.scheduler.speculation import Acceptance, AcceptanceSettings
+
+from .telemetry.snapshot import SpeculationStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.gateway.config import sections
+    from forebay.policies.contracts import Outcome, Placement
+    from forebay.scheduler.speculation import Reading
+
+    from .endpoint import Endpoint
+    from .intake import AnyBody
+
+__all__ = ["PoolSpeculation", "speculation_of"]
+
+logger = logging.getLogger(__name__)
+
+_FADE = 0.98
+_MOST_KINDS = 64
+
+
+def speculation_of(section: sections.Pool) -> PoolSpeculation | None:
+    """Make a pool's; None where no endpoint of it speculates."""
+    return None if PoolSpeculation.of(section) is None else PoolSpeculation(section)
+
+
+class PoolSpeculation:
+    """Judges requests at intake, endpoints by readings, and keeps the times of both kinds apart."""
+
+    def __init__(self, section: sections.Pool) -> None:
+        self.section = section.speculation
+        own = self.section
+        self._settings = AcceptanceSettings(
+            least=own.min_accept_rate,
+            back=own.return_accept_rate,
+            window_s=own.window,
+            rest_s=own.rest,
+            min_drafts=own.min_drafts,
+        )
+        self._of: dict[str, Acceptance] = {}
+        self._tpot: dict[tuple[str, bool], float] = {}
+        self.sent = {True: 0, False: 0}
+        """Requests that ended, by whether a speculative endpoint had them."""
+
+    @staticmethod
+    def of(section: sections.Pool) -> sections.Speculation | None:
+        """Return a pool's own section, None where no endpoint of it speculates."""
+        speculative = any(endpoint.speculative for endpoint in section.endpoints)
+        return section.speculation if speculative else None
+
+    def judge(self, body: AnyBody, output_tokens: int, route: str) -> tuple[bool, str]:
+        """Return whether speculation pays for a request, and which kind of request it is."""
+        temperature = _temperature(body)
+        pays = (
+            temperature <= self.section.max_temperature
+            and output_tokens >= self.section.min_output_tokens
+        )
+        what = "tools" if "tools" in body.members else route.rsplit("/", 1)[-1]
+        return pays, f"{what} {_warmth(temperature)}"
+
+    def show(self, endpoints: Iterable[Endpoint]) -> None:
+        """Write into the endpoints' views whether they speculate, and whether that pays."""
+        for endpoint in endpoints:
+            method = endpoint.section.speculative
+            endpoint.view.speculates = None if method is None else self._acceptance(endpoint).pays
+
+    def read(self, endpoint: Endpoint, reading: Reading, now: float) -> bool:
+        """Take in a reading; True when requests are to go elsewhere, or to come back."""
+        own = self._acceptance(endpoint)
+        rate = own.rate
+        if not own.read(reading, now):
+            return False
+        logger.warning(
+            "speculation changed state",
+            extra={"endpoint": endpoint.name, "to": str(own.stand), "accept_rate": rate},
+        )
+        changed = endpoint.view.speculates != own.pays
+        endpoint.view.speculates = own.pays
+        return changed
+
+    def ended(self, placement: Placement, outcome: Outcome, *, speculative: bool) -> None:
+        """Take in how long a request's tokens took, by its kind."""
+        self.sent[speculative] += 1
+        tokens, first, last = outcome.output_tokens, outcome.first_token, outcome.last_token
+        if not outcome.stream or not tokens or tokens < 8 or first is None or last is None:
+            return
+        key = (placement.request.kind, speculative)
+        if len(self._tpot) >= _MOST_KINDS and key not in self._tpot:
+            return
+        tpot = (last - first) / (tokens - 1)
+        self._tpot[key] = self._tpot.get(key, tpot) * _FADE + tpot * (1 - _FADE)
+
+    def speed_ups(self) -> dict[str, float]:
+        """Return plain time per token over speculative, by kind, where both are known."""
+        found: dict[str, float] = {}
+        for (kind, speculative), tpot in self._tpot.items():
+            plain = self._tpot.get((kind, False))
+            if speculative and plain and tpot > 0:
+                found[kind] = plain / tpot
+        return found
+
+    def status(self, endpoint: Endpoint) -> SpeculationStatus | None:
+        """Show one endpoint's; None where it does not speculate."""
+        method = endpoint.section.speculative
+        if method is None:
+            return None
+        own = self._acceptance(endpoint)
+        return SpeculationStatus(method, own.pays, own.rate, own.length, own.drift)
+
+    def _acceptance(self, endpoint: Endpoint) -> Acceptance:
+        own = self._of.get(endpoint.name)
+        if own is None:
+            own = self._of[endpoint.name] = Acceptance(self._settings)
+        return own
+
+
+def _temperature(body: AnyBody) -> float:
+    """Return what a request samples with; engines take 1 where nothing is said."""
+    value = body.get("temperature") if "temperature" in body.members else None
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
+def _warmth(temperature: float) -> str:
+    if temperature <= 0:
+        return "t=0"
+    return "t<=0.5" if temperature <= 0.5 else "t<=1" if temperature <= 1 else "t>1"

@@ -1,0 +1,144 @@
+"""Whether an endpoint's speculation pays: its acceptance, and when it is left and tried.
+
+Theory of operation. Readings of the engine's counters come in; their growth over the window gives
+the acceptance rate. Below `least` the endpoint is `off`: requests for which drafts were to pay go
+to plain ones. With no such traffic nothing more is learnt, so after `rest` it is on `trial`: it
+gets its share again, and the first window with enough drafts decides. A trial that fails doubles
+the rest.
+
+The rate is also followed slowly, over about a week, so that a drift shows: a head that was trained
+on last month's traffic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp
+
+__all__ = ["Acceptance", "AcceptanceSettings", "Reading", "Stand"]
+
+_WEEK_S = 7 * 86_400.0
+_LONGEST_REST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an engine says it has come to since it started; or, of engines that only say so, rates.
+
+    drafts: verifying steps; drafted and accepted: guessed tokens. rate, length: the engine's own
+    recent acceptance rate and tokens a step, where it keeps no counts.
+    """
+
+    drafts: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    rate: float | None = None
+    length: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceSettings:
+    """When speculation is left and tried again."""
+
+    least: float = 0.6
+    back: float = 0.65
+    window_s: float = 60.0
+    rest_s: float = 60.0
+    min_drafts: int = 50
+
+
+class Stand(StrEnum):
+    """What is thought of an endpoint's speculation."""
+
+    ON = "on"
+    OFF = "off"
+    TRIAL = "trial"
+
+
+class Acceptance:
+    """One endpoint's. `rate` and `length` are None until enough was drafted within the window."""
+
+    def __init__(self, settings: AcceptanceSettings) -> None:
+        self.settings = settings
+        self.stand = Stand.ON
+        self.rate: float | None = None
+        self.length: float | None = None
+        """Accepted tokens a draft."""
+        self.usual: float | None = None
+        """The rate's slow average."""
+        self._readings: deque[tuple[float, Reading]] = deque()
+        self._rest_until = 0.0
+        self._rests = 1
+        self._followed: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether requests may be sent there for its drafts."""
+        return self.stand is not Stand.OFF
+
+    @property
+    def drift(self) -> float | None:
+        """How far the rate lies above its slow average; below it where negative."""
+        return None if self.rate is None or self.usual is None else self.rate - self.usual
+
+    def read(self, reading: Reading, now: float) -> bool:
+        """Take in a reading; True when what is thought of it has changed."""
+        self._measure(reading, now)
+        before = self.stand
+        if self.stand is Stand.OFF:
+            if now >= self._rest_until:
+                self._begin(Stand.TRIAL, reading, now)
+        elif self.rate is not None:
+            self._follow(now)
+            self._judge(reading, now)
+        return self.stand is not before
+
+    def _measure(self, reading: Reading, now: float) -> None:
+        readings = self._readings
+        if readings and reading.drafts < readings[-1][1].drafts:
+            readings.clear()  # the engine has started anew
+        readings.append((now, reading))
+        while len(readings) > 2 and readings[1][0] <= now - self.settings.window_s:
+            readings.popleft()
+        if reading.rate is not None:
+            self.rate, self.length = reading.rate, reading.length
+            return
+        first = readings[0][1]
+        drafts, drafted = reading.drafts - first.drafts, reading.drafted - first.drafted
+        if drafts < self.settings.min_drafts or drafted <= 0:
+            self.rate = self.length = None
+            return
+        accepted = reading.accepted - first.accepted
+        self.rate, self.length = accepted / drafted, accepted / drafts
+
+    def _follow(self, now: float) -> None:
+        assert self.rate is not None
+        if self.usual is None or self._followed is None:
+            self.usual = self.rate
+        else:
+            self.usual += (self.rate - self.usual) * (1 - exp((self._followed - now) / _WEEK_S))
+        self._followed = now
+
+    def _judge(self, reading: Reading, now: float) -> None:
+        assert self.rate is not None
+        if self.stand is Stand.ON:
+            if self.rate < self.settings.least:
+                self._leave(reading, now, rests=1)
+        elif self.rate < self.settings.back:
+            self._leave(reading, now, rests=min(self._rests * 2, _LONGEST_REST))
+        else:
+            self._rests = 1
+            self.stand = Stand.ON
+
+    def _leave(self, reading: Reading, now: float, *, rests: int) -> None:
+        self._rests = rests
+        self._rest_until = now + self.settings.rest_s * rests
+        self._begin(Stand.OFF, reading, now)
+
+    def _begin(self, stand: Stand, reading: Reading, now: float) -> None:
+        self.stand = stand
+        self.rate = self.length = None
+        self._readings.clear()
+        self._readings.append((now, reading))

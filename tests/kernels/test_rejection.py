@@ -1,0 +1,191 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+# ruff: noqa: ANN001, ANN002, E402, N803
+# (skip before importing what needs torch, whose types are unknown where this is checked)
+"""The rejection kernel keeps what the reference keeps, and its output follows the target's law."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="kernels need torch")
+triton = pytest.importorskip("triton", reason="kernels need triton")
+import triton.language as tl
+
+from forebay.kernels.sampling.reference import rejection_reference
+from forebay.kernels.sampling.rejection import rejection_sample
+from forebay.kernels.testing import DEVICE, DTYPES
+
+COUNTS = [3, 0, 1, 4]
+
+
+def case(vocab, dtype, *, counts=COUNTS, seed=0):
+    rng = torch.Generator(device=DEVICE).manual_seed(seed)
+    total = sum(counts)
+    logits = torch.randn(total + len(counts), vocab, generator=rng, device=DEVICE).to(dtype) * 2
+    draft = torch.randint(vocab, (total,), generator=rng, device=DEVICE, dtype=torch.int32)
+    cu = torch.tensor([0, *counts], device=DEVICE).cumsum(0).int()
+    seeds = torch.arange(len(counts), device=DEVICE) + 11
+    return {
+        "logits": logits,
+        "draft": draft,
+        "cu_draft": cu,
+        "most": max(counts),
+        "seeds": seeds,
+        "places": torch.zeros(len(counts), dtype=torch.int64, device=DEVICE),
+    }
+
+
+def never(*_):
+    raise AssertionError("greedy needs no coin")
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize(("vocab", "chunk"), [(16, 4096), (1000, 256), (37, 16)])
+def test_greedy_rows_follow_the_argmax_and_stop_where_it_parts(vocab, chunk, dtype):
+    made = case(vocab, dtype)
+    # Sequence 0: all right; 3: right, right, wrong, right.
+    best = made["logits"].float().argmax(-1)
+    made["draft"][0:3] = best[0:3].int()
+    made["draft"][4:8] = best[6:10].int()
+    made["draft"][6] = (made["draft"][6] + 1) % vocab
+    zeros = torch.zeros(4, device=DEVICE)
+    out, accepted = rejection_sample(**made, temperature=zeros, chunk=chunk)
+    told = {k: v.cpu() for k, v in made.items() if k in ("logits", "draft", "cu_draft")}
+    want = rejection_reference(**told, temperature=zeros.cpu(), keep_coin=never, race=never)
+    assert torch.equal(out.cpu(), want[0])
+    assert torch.equal(accepted.cpu(), want[1])
+
+
+def test_ties_go_to_the_lower_id_also_over_chunks():
+    made = case(64, torch.float32, counts=[1])
+    made["logits"].zero_()
+    made["logits"][0, [9, 40]] = 5.0
+    made["logits"][1, [63, 33]] = 5.0
+    made["draft"][0] = 9
+    out, _ = rejection_sample(**made, temperature=torch.zeros(1, device=DEVICE), chunk=16)
+    assert out.tolist() == [[9, 33]]
+
+
+def laws(kind, vocab):
+    rng = torch.Generator().manual_seed(3)
+    p = torch.rand(vocab, generator=rng, dtype=torch.float64) ** 3
+    q = torch.rand(vocab, generator=rng, dtype=torch.float64) ** 3
+    if kind == "equal":
+        q = p.clone()
+    elif kind == "disjoint":
+        p[: vocab // 2], q[vocab // 2 :] = 0, 0
+    elif kind == "adversarial":
+        q = (p.max() - p) ** 4 + 1e-9
+    return p / p.sum(), q / q.sum()
+
+
+def assert_law(tokens, p):
+    heard = torch.bincount(tokens.long().cpu(), minlength=len(p)).double()
+    kept = p > 1e-12
+    assert float(heard[~kept].sum()) == 0
+    wanted = p[kept] * heard.sum()
+    freedom = int(kept.sum()) - 1
+    chi = float(((heard[kept] - wanted) ** 2 / wanted).sum())
+    assert chi < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    apart = 0.5 * float((heard / heard.sum() - p).abs().sum())
+    assert apart < 3 * math.sqrt(len(p) / float(heard.sum()))
+
+
+@triton.jit
+def coins_kernel(out_ptr, seed, place, SIZE: tl.constexpr):
+    """The kernel's own numbers: a place's coin, then its race's, one a token."""
+    offs = tl.arange(0, SIZE)
+    tl.store(out_ptr, tl.rand(seed, place * 2))
+    tl.store(out_ptr + 1 + offs, tl.rand(seed ^ ((place * 2 + 1) * 0x1E3779B1), offs))
+
+
+def numbers(seed, place, size):
+    out = torch.empty(size + 1, device=DEVICE)
+    coins_kernel[(1,)](out, seed, place, SIZE=size)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "one-hot"])
+def test_with_the_kernels_own_numbers_the_reference_comes_to_the_same(drawn):
+    """So the kernel has the law of the reference, whose law is tested below."""
+    made = case(16, torch.float32, counts=[2, 3, 1, 0, 2, 3], seed=4)
+    rng = torch.Generator().manual_seed(2)
+    probs = torch.randn(11, 16, generator=rng).softmax(-1) if drawn else None
+    warm = torch.tensor([0.7, 1.0, 1.5, 0.9, 0.0, 0.4], device=DEVICE)
+    out, accepted = rejection_sample(
+        **made, temperature=warm, chunk=16, draft_probs=None if probs is None else probs.to(DEVICE)
+    )
+    seeds = made["seeds"].tolist()
+    told = {k: v.cpu() for k, v in made.items() if k in ("logits", "draft", "cu_draft")}
+    want = rejection_reference(
+        **told,
+        temperature=warm.cpu(),
+        draft_probs=probs,
+        keep_coin=lambda b, place: float(numbers(seeds[b], place, 16)[0]),
+        race=lambda b, place, size: -numbers(seeds[b], place, size)[1:].log(),
+    )
+    assert out.tolist() == want[0].tolist()
+    assert accepted.tolist() == want[1].tolist()
+
+
+TRIALS = 4_000
+
+
+@pytest.mark.parametrize("kind", ["random", "equal", "disjoint", "adversarial"])
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "one-hot"])
+def test_the_references_first_token_follows_the_targets_law(kind, drawn):
+    p, q = laws(kind, 8)
+    rng = torch.Generator().manual_seed(1)
+    draft = torch.full((TRIALS,), int(q.argmax()), dtype=torch.int32)
+    if drawn:
+        draft = torch.multinomial(q, TRIALS, replacement=True, generator=rng).int()
+    waits = torch.empty(TRIALS, 8).exponential_(generator=rng)
+    keeps = torch.rand(TRIALS, generator=rng)
+    out, accepted = rejection_reference(
+        logits=(p.log() * 0.5).repeat(2 * TRIALS, 1),
+        draft=draft,
+        cu_draft=torch.arange(TRIALS + 1),
+        temperature=torch.full((TRIALS,), 0.5),
+        draft_probs=q.repeat(TRIALS, 1) if drawn else None,
+        keep_coin=lambda b, _place: float(keeps[b]),
+        race=lambda b, _place, _size: waits[b],
+    )
+    assert_law(out[:, 0], p)
+    if kind == "equal" and drawn:
+        assert int(accepted.sum()) == TRIALS
+    if kind == "disjoint":
+        assert int(accepted.sum()) == 0
+
+
+def test_a_sequence_does_not_depend_on_its_batch():
+    made = case(100, torch.float32)
+    warm = torch.full((4,), 0.8, device=DEVICE)
+    together, _ = rejection_sample(**made, temperature=warm, chunk=32)
+    for b, count in enumerate(COUNTS):
+        first = int(made["cu_draft"][b])
+        alone, _ = rejection_sample(
+            logits=made["logits"][first + b : first + b + count + 1],
+            draft=made["draft"][first : first + count],
+            cu_draft=torch.tensor([0, count], dtype=torch.int32, device=DEVICE),
+            most=count,
+            temperature=warm[:1],
+            seeds=made["seeds"][b : b + 1],
+            places=made["places"][b : b + 1],
+            chunk=32,
+        )
+        assert alone[0].tolist() == together[b, : count + 1].tolist()
+
+
+def test_filtered_tokens_are_never_drawn():
+    made = case(50, torch.float32, counts=[2] * 12)
+    made["logits"][:, 10:] = -math.inf
+    out, _ = rejection_sample(**made, temperature=torch.ones(12, device=DEVICE), chunk=16)
+    assert int(out.max()) < 10
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    made = case(16, torch.float32)
+    made["logits"] = made["logits"][1:]
+    with pytest.raises(ValueError, match="one row a guess"):
+        rejection_sample(**made, temperature=torch.zeros(4, device=DEVICE))

@@ -1,0 +1,166 @@
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+# ruff: noqa: ANN001, ANN002, ANN202, ANN204
+# (skip before importing what needs torch, whose types are unknown where this is checked)
+"""`forebay spec`: stores, advice, flags."""
+
+import json
+import random
+import struct
+import time
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch", reason="kernels need torch")
+
+from forebay.kernels.plugins.trtllm_drafter import Drafts
+from forebay.kernels.speculative.command import main
+from forebay.kernels.speculative.corpus import Text
+from forebay.kernels.speculative.doctor import advise, examine
+from forebay.kernels.speculative.profiles import ENGINES, METHODS, flags
+
+TODAY = int(time.time() // 86_400)
+
+
+def write_texts(path, texts):
+    path.write_text("".join(json.dumps(each) + "\n" for each in texts))
+    return str(path)
+
+
+def texts_of(count, *, repeat=True, tenants="ab", length=80):
+    rng = random.Random(0)
+    base = [rng.randrange(100, 900) for _ in range(length)]
+    for n in range(count):
+        own = base[n % 20 :] if repeat else [rng.randrange(1000) for _ in range(length)]
+        prompt = [rng.randrange(1000) for _ in range(20)]
+        yield {
+            "tokens": prompt + own + [rng.randrange(1000) for _ in range(10)],
+            "answer_from": 20,
+            "day": TODAY - n,
+            "tenant": tenants[n % len(tenants)],
+        }
+
+
+def run(capsys, *words):
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_tenants_answers_are_not_mixed_unless_it_is_said(tmp_path, capsys):
+    data = write_texts(tmp_path / "t.jsonl", texts_of(10))
+    assert main(["store", "build", str(tmp_path / "a.store"), "--data", data]) == 1
+    assert "several tenants (a, b)" in capsys.readouterr().err
+    assert not (tmp_path / "a.store").exists()
+    told = run(capsys, "store", "build", tmp_path / "each", "--data", data, "--by-tenant")
+    assert [each["kept"] for each in told["stores"]] == [5, 5]
+    assert sorted(path.name for path in (tmp_path / "each").iterdir()) == ["a.store", "b.store"]
+    told = run(capsys, "store", "build", tmp_path / "a.store", "--data", data, "--tenant", "a")
+    assert told["stores"][0]["kept"] == 5
+    told = run(capsys, "store", "build", tmp_path / "s.store", "--data", data, "--shared")
+    assert told["stores"][0]["kept"] == 10
+
+
+def test_a_tenant_cannot_name_a_file_elsewhere(tmp_path, capsys):
+    data = write_texts(tmp_path / "t.jsonl", texts_of(2, tenants=["../x"]))
+    assert main(["store", "build", str(tmp_path / "f"), "--data", data, "--by-tenant"]) == 1
+    assert "cannot name a file" in capsys.readouterr().err
+
+
+def test_a_store_takes_each_answer_once_and_drops_what_is_old_short_or_a_circle(tmp_path, capsys):
+    texts = list(texts_of(4, tenants="a"))
+    texts.append({**texts[0], "day": TODAY - 50})
+    texts.append({"tokens": list(range(15)), "day": TODAY, "tenant": "a"})
+    texts.append({"tokens": [5] * 100, "day": TODAY, "tenant": "a"})
+    store = tmp_path / "a.store"
+    told = run(
+        capsys, "store", "build", store, "--data", write_texts(tmp_path / "t.jsonl", texts),
+        "--max-age", 40,
+    )  # fmt: skip
+    assert told["stores"][0] == {
+        "store": str(store), "tokens": told["stores"][0]["tokens"],
+        "kept": 4, "short": 1, "loops": 1, "twice": 0, "old": 1, "over": 0,
+    }  # fmt: skip
+    more = write_texts(tmp_path / "m.jsonl", [*texts[:1], *texts_of(1, repeat=False, tenants="a")])
+    told = run(capsys, "store", "add", store, "--data", more)
+    assert (told["stores"][0]["kept"], told["stores"][0]["twice"]) == (5, 1)
+    told = run(capsys, "store", "prune", store, "--max-tokens", 200)
+    assert (told["kept"], told["over"]) == (2, 3)
+    stats = run(capsys, "store", "stats", store)
+    assert (stats["answers"], stats["bytes_per_token"] < 12) == (2, True)
+
+
+def test_llama_cpps_lookup_cache_holds_what_follows_each_pair(tmp_path, capsys):
+    data = write_texts(tmp_path / "t.jsonl", [{"tokens": [1, 2, 3] * 3 + list(range(10, 30))}])
+    store, out = tmp_path / "a.store", tmp_path / "a.bin"
+    run(capsys, "store", "build", store, "--data", data)
+    pairs = run(capsys, "store", "export", store, out, "--engine", "llamacpp")["pairs"]
+    raw, at, found = out.read_bytes(), 0, {}
+    while at < len(raw):
+        *gram, count = struct.unpack_from("<5i", raw, at)
+        at += 20
+        following = [struct.unpack_from("<2i", raw, at + 8 * n) for n in range(count)]
+        at += 8 * count
+        found[tuple(gram)] = following
+    assert len(found) == pairs
+    assert found[1, 2, -1, -1] == [(3, 3)]
+    assert found[2, 3, -1, -1] == [(1, 2), (10, 1)]
+
+
+def test_the_doctor_goes_by_what_drafts_come_to():
+    texts = [Text(array("I", t["tokens"]), 20, t["day"]) for t in texts_of(40)]
+    found = examine(texts, store=None)
+    assert found.store is not None
+    assert found.store > 2 > found.lookup
+    assert advise(found)[0].startswith("rest: ")
+    short = [Text(text.tokens[:40], 20, text.day) for text in texts]
+    assert advise(examine(short, store=None))[0].startswith("none: ")
+    fresh = [Text(array("I", t["tokens"]), 20, t["day"]) for t in texts_of(20, repeat=False)]
+    assert advise(examine(fresh, store=None))[0].startswith("lookahead or none: ")
+    loops = [Text(array("I", [1, 2, 3, 4, 5] * 40), 20)] * 4
+    assert advise(examine(loops, store=None))[-1].startswith("suffix: ")
+
+
+def test_each_engine_and_method_has_flags_or_a_plain_no(capsys):
+    told = run(capsys, "profile", "--head", "/heads/e3", "--tokens", 5)
+    assert len(told) == len(ENGINES) * len(METHODS)
+    assert told["vllm-0.33 medusa"] == "Medusa was taken out after 0.26"
+    assert told["llamacpp eagle"] == "not in llamacpp"
+    said = told["vllm-0.26 eagle3"]
+    config = json.loads(said.removeprefix("--speculative-config '").removesuffix("'"))
+    assert config == {"method": "eagle3", "model": "/heads/e3", "num_speculative_tokens": 5}
+    assert "--speculative-num-draft-tokens 6" in told["sglang-0.5 eagle3"]
+    assert flags("vllm-0.26", "rest", store="a.store", tokens=8).endswith(
+        """--additional-config '{"forebay": {"store": "a.store"}}'"""
+    )
+
+
+def test_tensorrt_llms_requests_get_drafts_and_are_followed_by_id():
+    class Request:
+        def __init__(self, name, prompt):
+            self.py_request_id, self.py_prompt_len = name, len(prompt)
+            self.tokens, self.py_draft_tokens = list(prompt), None
+
+        def get_tokens(self, _beam):
+            return self.tokens
+
+    drafts, a = Drafts(3), Request(1, [1, 2, 3, 4, 1])
+    a.tokens.append(2)
+    step = SimpleNamespace(generation_requests=[a])
+    drafts.prepare_draft_tokens(step)
+    assert a.py_draft_tokens == [3, 4, 1]
+    a.tokens += [3, 9]
+    drafts.prepare_draft_tokens(step)
+    assert a.py_draft_tokens == []
+    drafts.prepare_draft_tokens(SimpleNamespace(generation_requests=[]))
+    assert drafts._histories == {}
+
+
+def test_a_head_is_evaluated_against_plain_output_and_errors_say_what_is_wrong(tmp_path, capsys):
+    assert main(["eval", "--target", str(tmp_path), "--head", "x", "--data", "y"]) == 1
+    assert "has no config.json" in capsys.readouterr().err
+    assert main(["store", "stats", str(tmp_path / "none")]) == 1
+    with pytest.raises(SystemExit) as leaving:
+        main(["store"])
+    assert leaving.value.code == 2
