@@ -41,6 +41,7 @@ from .naming import Naming
 from .places import BAD_ANSWER, ROLLED_BACK
 from .prefix import tenant_salt
 from .relay import Relay
+from .speculation import judge
 from .stored import StoredResponses
 from .telemetry.labels import OTHER
 from .telemetry.traces import UNTRACED
@@ -405,9 +406,7 @@ class App:
         predicted = pool.length.estimate(features)
         if pool.section.scheduling.long_pool is not None and endpoint is None:
             pool = self._by_length(inbound, model, prompt + 2 * predicted)
-        speculates, kind = True, ""
-        if pool.speculation is not None:
-            speculates, kind = pool.speculation.judge(body, predicted, call.route)
+        speculates, kind = judge(pool.speculation, body, predicted, call.route)
         uncached, blocks = prompt, ()
         if pool.prefix is not None:
             blocks = self._name_prefix(inbound, pool.prefix, model)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from forebay.scheduler.health import Change
     from forebay.scheduler.length import Estimator
     from forebay.scheduler.others import Others
-    from forebay.scheduler.speculation import Reading
+    from forebay.scheduler.speculation import Reading as Drafts
 
     from .endpoint import Endpoint
     from .relay import Relay
@@ -462,7 +462,7 @@ class Pool:
             self._expired(self.dispatcher.expire(now), now)
             self._tell_others(now)
 
-    def speculated(self, endpoint: Endpoint, reading: Reading, now: float) -> None:
+    def speculated(self, endpoint: Endpoint, reading: Drafts, now: float) -> None:
         """Take in what an engine says of its drafts."""
         if self.speculation is not None and self.speculation.read(endpoint, reading, now):
             self.wake(now)

@@ -9,8 +9,10 @@ from forebay.scheduler.speculation import Reading
 if TYPE_CHECKING:
     from tests.journeys.conftest import Gateway, Go, Kit
 
+    from forebay.gateway.config.sections import Config
 
-def config(kit: Kit, **pool: Any) -> dict[str, Any]:
+
+def config(kit: Kit, **pool: Any) -> Config:
     fast = {**kit.sim("fast"), "speculative": "eagle3"}
     return kit.config([fast, kit.sim("plain")], pool=pool)
 
