@@ -31,6 +31,7 @@ _HOMES = {
     "mla_plan": "attention.mla",
     "paged_decode": "attention.decode",
     "paged_prefill": "attention.prefill",
+    "rejection_sample": "sampling.rejection",
     "write_cache": "attention.kv_write",
 }
 
@@ -49,6 +50,7 @@ __all__: list[str] = [
     "mla_plan",
     "paged_decode",
     "paged_prefill",
+    "rejection_sample",
     "write_cache",
 ]
 

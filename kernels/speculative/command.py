@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from .heads.training import Progress
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one action and return its exit code: 0 done, 1 failed, 2 wrongly called."""
-    arguments = _parser().parse_args(list(argv))
+    arguments = make_parser().parse_args(list(argv))
     try:
         told = arguments.run(arguments)
     except ModuleNotFoundError as error:
@@ -54,7 +54,8 @@ def _print(told: dict[str, Any]) -> None:
         print(f"{name}: {shown}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `forebay spec`."""
     parser = argparse.ArgumentParser(prog="forebay spec", description="Speculative decoding.")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     _add_train(actions)

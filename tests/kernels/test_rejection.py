@@ -4,7 +4,11 @@
 # (skip before importing what needs torch, whose types are unknown where this is checked)
 """The rejection kernel keeps what the reference keeps, and its output follows the target's law."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -189,3 +193,38 @@ def test_shapes_that_do_not_fit_are_refused():
     made["logits"] = made["logits"][1:]
     with pytest.raises(ValueError, match="one row a guess"):
         rejection_sample(**made, temperature=torch.zeros(4, device=DEVICE))
+
+
+PROGRAM = """
+import json, torch
+from forebay.kernels.aot import compile_only
+from forebay.kernels.sampling.rejection import rejection_sample
+
+
+def empty(*shape, dtype=torch.int64):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+with compile_only() as found:
+    for probs in (None, empty(128, 128256, dtype=torch.float32)):
+        rejection_sample(
+            logits=empty(160, 128256, dtype=torch.bfloat16), draft=empty(128, dtype=torch.int32),
+            cu_draft=empty(33, dtype=torch.int32), most=4, draft_probs=probs,
+            temperature=empty(32, dtype=torch.float32), seeds=empty(32), places=empty(32),
+        )
+print(json.dumps([[k.name, k.stack_bytes] for k in found]))
+"""
+
+
+def test_it_compiles_for_hopper_without_spills():
+    """In a process of its own: what the interpreter has defined cannot be compiled."""
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    found = json.loads(told.stdout)
+    assert {name for name, _ in found} == {
+        f"rejection_{stage}_kernel" for stage in ("stats", "walk", "residual", "finish")
+    }
+    assert {stack for _, stack in found} == {0}
