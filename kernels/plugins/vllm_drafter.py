@@ -83,8 +83,11 @@ class Rows:
         for row in moved:
             ids, count, new = rows[row]
             found = next((at for at in left if self._is(before[at], ids, count, new)), None)
-            now[row] = _start(ids, count, new) if found is None else before[found]
-            left.pop(found, None)
+            if found is None:
+                now[row] = _start(ids, count, new)
+            else:
+                now[row] = before[found]
+                left.pop(found)
         self._of_row = now
         return [history if new else None for history, (_, _, new) in zip(now, rows, strict=True)]
 

@@ -91,7 +91,11 @@ def _add_train(actions: Any) -> None:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - --help needs none
 
-    from .corpus import Corpus, read_texts  # noqa: PLC0415
+    from forebay.kernels.speculative.corpus import (  # noqa: PLC0415 - as training has it
+        Corpus,
+        read_texts,
+    )
+
     from .heads.training import Recipe, Trainer  # noqa: PLC0415
     from .llama import load_llama  # noqa: PLC0415
 

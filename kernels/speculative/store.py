@@ -16,7 +16,7 @@ import time
 from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .contexts import SEPARATOR, TOKEN_BYTES, Contexts, sort_contexts
 
@@ -75,12 +75,12 @@ def open_store(path: Path) -> tuple[Head, Contexts, memoryview]:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError:
             raise ValueError(f"{path} is empty, build it with `forebay spec store build`") from None
-    if view[:8] != _MAGIC:
+    if view[:8].tobytes() != _MAGIC:
         raise ValueError(f"{path} is no store, build one with `forebay spec store build`")
     size = int.from_bytes(view[8:12], "little")
     try:
         told = json.loads(view[12 : 12 + size].tobytes())
-        head = Head(**{**told, "days": tuple(told["days"])})
+        head = _head_of(told)
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path} has a damaged head, build it again") from None
     start = -(-(12 + size) // 64) * 64
@@ -90,6 +90,16 @@ def open_store(path: Path) -> tuple[Head, Contexts, memoryview]:
         raise ValueError(f"{path} holds {len(view)} bytes where {end} are due, build it again")
     text = view[start:middle]
     return head, Contexts(text, view[middle:end].cast("I")), text
+
+
+def _head_of(told: dict[str, Any]) -> Head:
+    return Head(
+        tokens=int(told["tokens"]),
+        answers=int(told["answers"]),
+        places=int(told["places"]),
+        tokenizer=str(told["tokenizer"]),
+        days=tuple(told["days"]),
+    )
 
 
 def answers_of(head: Head, text: memoryview) -> Iterator[tuple[int, list[int]]]:

@@ -29,7 +29,7 @@ def write_texts(path, texts):
     return str(path)
 
 
-def texts_of(count, *, repeat=True, tenants="ab", length=80):
+def texts_of(count, *, repeat=True, tenants=("a", "b"), length=80):
     rng = random.Random(0)
     base = [rng.randrange(100, 900) for _ in range(length)]
     for n in range(count):
@@ -63,13 +63,13 @@ def test_tenants_answers_are_not_mixed_unless_it_is_said(tmp_path, capsys):
 
 
 def test_a_tenant_cannot_name_a_file_elsewhere(tmp_path, capsys):
-    data = write_texts(tmp_path / "t.jsonl", texts_of(2, tenants=["../x"]))
+    data = write_texts(tmp_path / "t.jsonl", texts_of(2, tenants=("../x",)))
     assert main(["store", "build", str(tmp_path / "f"), "--data", data, "--by-tenant"]) == 1
     assert "cannot name a file" in capsys.readouterr().err
 
 
 def test_a_store_takes_each_answer_once_and_drops_what_is_old_short_or_a_circle(tmp_path, capsys):
-    texts = list(texts_of(4, tenants="a"))
+    texts = list(texts_of(4, tenants=("a",)))
     texts.append({**texts[0], "day": TODAY - 50})
     texts.append({"tokens": list(range(15)), "day": TODAY, "tenant": "a"})
     texts.append({"tokens": [5] * 100, "day": TODAY, "tenant": "a"})
@@ -82,7 +82,9 @@ def test_a_store_takes_each_answer_once_and_drops_what_is_old_short_or_a_circle(
         "store": str(store), "tokens": told["stores"][0]["tokens"],
         "kept": 4, "short": 1, "loops": 1, "twice": 0, "old": 1, "over": 0,
     }  # fmt: skip
-    more = write_texts(tmp_path / "m.jsonl", [*texts[:1], *texts_of(1, repeat=False, tenants="a")])
+    more = write_texts(
+        tmp_path / "m.jsonl", [*texts[:1], *texts_of(1, repeat=False, tenants=("a",))]
+    )
     told = run(capsys, "store", "add", store, "--data", more)
     assert (told["stores"][0]["kept"], told["stores"][0]["twice"]) == (5, 1)
     told = run(capsys, "store", "prune", store, "--max-tokens", 200)
@@ -131,7 +133,7 @@ def test_each_engine_and_method_has_flags_or_a_plain_no(capsys):
     config = json.loads(said.removeprefix("--speculative-config '").removesuffix("'"))
     assert config == {"method": "eagle3", "model": "/heads/e3", "num_speculative_tokens": 5}
     assert "--speculative-num-draft-tokens 6" in told["sglang-0.5 eagle3"]
-    assert flags("vllm-0.26", "rest", store="a.store", tokens=8).endswith(
+    assert str(flags("vllm-0.26", "rest", store="a.store", tokens=8)).endswith(
         """--additional-config '{"forebay": {"store": "a.store"}}'"""
     )
 
