@@ -12,7 +12,7 @@ from zlib import crc32
 from forebay.adapters.connections import Connections
 from forebay.adapters.registry import ADAPTERS
 
-from .attention import Attention
+from .attention import Attention, check
 from .endpoint import Endpoint
 from .monitor import Monitor
 from .pools import Pool
@@ -70,6 +70,7 @@ class Assembly:
     def _build_pool(
         self, section: sections.Pool, guests: Mapping[str, str]
     ) -> tuple[Pool, sections.Pool, list[Endpoint]]:
+        check(section)
         pool = self.pools.get(section.name)
         known = {} if pool is None else {e.identity: e for e in pool.endpoints.values()}
         endpoints = [self._build_endpoint(e, section, guests, known) for e in section.endpoints]

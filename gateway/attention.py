@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.adapters.base import Call
-from forebay.policies.contracts import EngineFailed, Route
+from forebay.policies.contracts import ConfigError, EngineFailed, Route
 
 from .kv_events.feed import Feed
 from .kv_events.messages import Watch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from forebay.gateway.config import sections
     from forebay.gateway.config.prefix import Events
 
     from .endpoint import Endpoint
@@ -120,10 +122,20 @@ def wants_cutter(prefix: PoolPrefix) -> bool:
     return prefix.section.tokenizer is not None and prefix.section.mode in ("auto", "exact")
 
 
-def tokenizer_file(folder: str) -> Path:
-    """Return the file that a `tokenizer` names."""
-    path = Path(folder)
-    return path if path.is_file() else path / "tokenizer.json"
+def check(pool: sections.Pool) -> None:
+    """Raise ConfigError where a pool's tokenizer cannot be used; it is read only later."""
+    prefix = pool.prefix
+    if prefix is None or prefix.mode == "off" or prefix.tokenizer in (None, ENGINE):
+        return
+    path = Path(prefix.tokenizer)
+    file = path if path.is_file() else path / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(f"pool {pool.name}: there is no tokenizer at {str(file)!r}")
+    if find_spec("tokenizers") is None or find_spec("jinja2") is None:
+        raise ConfigError(
+            f"pool {pool.name}: 'tokenizer' needs the extra of that name; "
+            "pip install 'forebay[tokenizer]', or ask the engines (tokenizer: engine)"
+        )
 
 
 def watch_of(section: Events, block_tokens: int, ticket: int) -> Watch:

@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     """A block, its age and its uses."""
 
 
+_LEARNT_FROM = 2
+"""Blocks of each eviction, as of each prompt that comes again: a step for all would cost more."""
+
+
 class Eviction(Protocol):
     """Chooses which blocks an endpoint is expected to lose first."""
 
     name: str
     widen: int
+    learns: bool
+    """It wants to know what became of blocks."""
 
     def keep(self, age: int, uses: int) -> float:
         """Return how much a block deserves to be kept."""
@@ -40,6 +46,7 @@ class Lru:
 
     name = "lru"
     widen = 1
+    learns = False
 
     def keep(self, age: int, uses: int) -> float:  # noqa: ARG002 - see Eviction
         """See Eviction."""
@@ -84,6 +91,7 @@ class Learnt:
 
     name: str = "learned"
     widen: int = 4
+    learns: bool = True
     rate: float = 0.05
     weights: list[float] = field(default_factory=lambda: [0.0, -0.1, 0.5])
 
@@ -114,6 +122,7 @@ def victims(policy: Eviction, oldest: Sequence[Aged], count: int) -> list[BlockH
     if policy.widen == 1:
         return [block for block, _, _ in oldest[:count]]
     ranked = sorted(oldest, key=lambda item: policy.keep(item[1], item[2]))[:count]
-    for _, age, uses in ranked[:8]:
-        policy.learn(age, uses, reused=False)
+    if policy.learns:
+        for _, age, uses in ranked[:_LEARNT_FROM]:
+            policy.learn(age, uses, reused=False)
     return [block for block, _, _ in ranked]

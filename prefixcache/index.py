@@ -193,6 +193,14 @@ class Index:
                 old.append(block)
         return self.remove(endpoint, old)  # type: ignore[arg-type] - what was stored
 
+    def used(self, endpoint: str, block: BlockHash) -> tuple[int, int] | None:
+        """Return an expected block's age, in uses of any block, and its uses."""
+        slot = self._slots.get((endpoint, Source.EXPECTED))
+        found = None if slot is None else slot.blocks[block >> 48 & _SLOT_SHARD].get(block)
+        if found is None:
+            return None
+        return self._clock - (found >> _COUNT_BITS), found & MOST_COUNTED
+
     def oldest(
         self, endpoint: str, count: int, source: Source = Source.EXPECTED
     ) -> list[tuple[BlockHash, int, int]]:

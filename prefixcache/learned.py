@@ -121,6 +121,8 @@ class Learned:
         `by_tokens`: events speak of these blocks, where the endpoint tells any. The first blocks
         are touched last: a prefix outlives what hangs on it.
         """
+        if self._eviction.learns and chain:
+            self._learn(endpoint, chain)
         new = self._index.store(endpoint, reversed(chain))
         if request and new:
             told = by_tokens and endpoint in self.told
@@ -129,6 +131,14 @@ class Learned:
             for block in new:
                 hoped[block] = hoped.get(block, 0) + 1
         self._trim(endpoint)
+
+    def _learn(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
+        """Tell the eviction of blocks that come again: the first and the last of a hit."""
+        depth = self._index.depth(endpoint, chain, Source.EXPECTED)
+        for block in {chain[0], chain[depth - 1]} if depth else ():
+            used = self._index.used(endpoint, block)
+            if used is not None:
+                self._eviction.learn(*used, reused=True)
 
     def began(self, request: str, endpoint: str, chain: Sequence[BlockHash]) -> None:
         """Take in that an answer has begun: its prompt is in the cache."""

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from forebay.gateway.attention import check
+from forebay.gateway.config.sections import Pool
 from forebay.gateway.prompts.local import LocalTokens, load
 from forebay.gateway.prompts.service import MOST_WAITING, EngineCutter, LocalCutter
 from forebay.gateway.prompts.template import ChatTemplate
@@ -197,3 +199,17 @@ def test_an_engine_is_asked_for_what_it_needs_only(run: Run):
         cutter.close()
 
     run(play())
+
+
+def test_a_pool_is_refused_whose_tokenizer_is_not_there(tmp_path: Path):
+    def pool(**prefix: Any) -> Pool:
+        endpoint = {"name": "e", "engine": "vllm", "url": "http://10.0.0.1:8000"}
+        said = {"name": "p", "models": ["m"], "endpoints": [endpoint], "prefix": prefix}
+        return Pool.model_validate(said)
+
+    with pytest.raises(ConfigError, match=r"pool p: there is no tokenizer at .*tokenizer\.json"):
+        check(pool(tokenizer=str(tmp_path)))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    check(pool(tokenizer=str(tmp_path)))
+    check(pool(tokenizer="engine"))
+    check(pool())
