@@ -57,7 +57,7 @@ class EndpointEvents:
         if delta.cleared:
             if self._named:
                 index.clear(endpoint, Source.EXACT)
-            self._learned.forget_expected(endpoint)
+            self._learned.cleared(endpoint)
         if not self._named:
             return
         if delta.removed:

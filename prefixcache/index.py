@@ -193,6 +193,19 @@ class Index:
                 old.append(block)
         return self.remove(endpoint, old)  # type: ignore[arg-type] - what was stored
 
+    def recent(self, endpoint: str, clock: int) -> list[BlockHash]:
+        """Return an endpoint's expected blocks that were used since a moment of `clock`."""
+        slot = self._slots.get((endpoint, Source.EXPECTED))
+        if slot is None:
+            return []
+        found: list[tuple[int, int]] = []
+        for own in slot.blocks:
+            for block, used in reversed(own.items()):
+                if used >> _COUNT_BITS <= clock:
+                    break
+                found.append((used, block))
+        return [block for _, block in sorted(found)]  # type: ignore[misc] - what was stored
+
     def used(self, endpoint: str, block: BlockHash) -> tuple[int, int] | None:
         """Return an expected block's age, in uses of any block, and its uses."""
         slot = self._slots.get((endpoint, Source.EXPECTED))

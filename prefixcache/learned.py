@@ -189,6 +189,17 @@ class Learned:
         """Expect nothing of an endpoint any more: it restarted or left. Return how much it was."""
         return self.forget_expected(endpoint) + self._index.clear(endpoint)
 
+    def cleared(self, endpoint: str) -> None:
+        """Take in that an endpoint's events say that its cache was emptied.
+
+        They say so with the first prompt that comes after, so what was placed in the last second or
+        two stays expected.
+        """
+        since = self._marks[-2][1] if len(self._marks) > 1 else 0
+        recent = self._index.recent(endpoint, since)
+        self._index.clear(endpoint, Source.EXPECTED)
+        self._index.store(endpoint, recent)
+
     def forget_expected(self, endpoint: str) -> int:
         """Forget what is not known from the endpoint's own events."""
         self._capacity.pop(endpoint, None)

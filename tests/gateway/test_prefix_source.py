@@ -21,6 +21,10 @@ class Made:
         self.learned = Learned(self.index, capacity_blocks=100)
         self.events = EndpointEvents("p", "a", index=self.index, learned=self.learned, named=named)
 
+    def seconds_pass(self) -> None:
+        for second in range(3):
+            self.learned.tick(float(second), ["a"])
+
     def delta(
         self,
         stored: list[BlockHash],
@@ -47,8 +51,18 @@ def test_what_was_expected_goes_when_the_engine_says_so():
     made.learned.placed("a", CHAIN)
     made.delta([], CHAIN[2:])
     assert made.index.match(CHAIN) == {"a": 2}
+    made.seconds_pass()
     made.delta([], cleared=True)
     assert made.index.match(CHAIN) == {}
+
+
+def test_what_was_placed_just_before_a_cleared_cache_is_told_of_is_still_expected():
+    made = Made()
+    made.learned.placed("a", CHAIN[:1])
+    made.seconds_pass()
+    made.learned.placed("a", [CHAIN[2]], request="r", now=3.0)
+    made.delta([], cleared=True)
+    assert [made.index.holders(block) for block in CHAIN] == [(), (), ("a",)]
 
 
 def test_without_tokens_events_tell_of_cleared_caches_only():
@@ -56,6 +70,7 @@ def test_without_tokens_events_tell_of_cleared_caches_only():
     made.learned.placed("a", CHAIN)
     made.delta(CHAIN, CHAIN[:1])
     assert (made.index.match(CHAIN), made.learned.told) == ({"a": 3}, set())
+    made.seconds_pass()
     made.delta([], cleared=True)
     assert made.index.match(CHAIN) == {}
 
