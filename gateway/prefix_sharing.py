@@ -201,7 +201,7 @@ def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
         streams = [stream[1] for stream in answer]
     entries: list[Any] = streams[0]
     if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list):
-        entries = entries[0]
+        entries = cast("list[Any]", entries[0])
     return [(entry, _fields(fields)) for entry, fields in entries]
 
 

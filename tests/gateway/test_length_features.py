@@ -58,16 +58,16 @@ def test_the_callers_last_words_are_the_text(route: Route, body: dict[str, Any])
     assert read(route, body).text == ASK
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": None},
-        {"messages": [1, None, {"role": 3}, {"content": {}}]},
-        {"messages": [says("user", [{"type": "image_url"}, 7])]},
-        {"messages": {}},
-        {},
-    ],
-)
+ODD: list[dict[str, Any]] = [
+    {"messages": None},
+    {"messages": [1, None, {"role": 3}, {"content": {}}]},
+    {"messages": [says("user", [{"type": "image_url"}, 7])]},
+    {"messages": {}},
+    {},
+]
+
+
+@pytest.mark.parametrize("body", ODD)
 def test_what_is_no_conversation_has_no_text(body: dict[str, Any]):
     assert read(Route.CHAT, body).text == ""
 

@@ -107,7 +107,7 @@ def words(*special: str) -> LocalTokens:
     vocabulary = {w: n for n, w in enumerate(["[UNK]", "a", "b", "c", *special])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[reportAttributeAccessIssue] - the library's own way
-    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_special_tokens(list(special))  # type: ignore[reportUnknownMemberType] - the library has no types for it
     return LocalTokens(tokenizer, special=special, template=ChatTemplate(PLAIN))
 
 

@@ -208,7 +208,8 @@ async def ask(kit: Kit, gateway: Gateway, text: str) -> tuple[int, dict[str, Any
 
 
 def cached(usage: dict[str, Any]) -> int:
-    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
+    return details.get("cached_tokens") or 0
 
 
 LONG = " ".join(f"part {n} of what many ask;" for n in range(60))
