@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESULTS = ("cached", "failed", "idle", "late", "placed", "predicted")
+RESULTS = ("cached", "failed", "idle", "large", "late", "placed", "predicted")
 """What becomes of a request; `idle`: it never waited, `placed`: its turn came before reading."""
+MOST_BYTES = 1 << 20
+"""A longer body is not read: decoding it would hold up the event loop, thread or not."""
 _MOST_REMEMBERED = 8192
 
 
@@ -115,6 +117,9 @@ class PoolLength:
 
     def ask(self, request: Request, body: AnyBody, answers: int) -> None:
         """Have a prompt read; `revise` is called on this loop when that is done."""
+        if request.body_bytes > MOST_BYTES:
+            self.results["large"] += 1
+            return
         loop = asyncio.get_running_loop()
         job = _Job(request, body, answers, time.perf_counter())
         try:

@@ -204,8 +204,8 @@ PREFIX_UNTOLD = _counter(
 PREDICTIONS = _counter(
     "forebay_predictions_total",
     ("pool", "result"),
-    "requests by what reading made of them: predicted, cached, idle (never waited), late, placed "
-    "(before it was read) or failed",
+    "requests by what reading made of them: predicted, cached, idle (never waited), large, late, "
+    "placed (before it was read) or failed",
 )
 PREDICTION_TIME = _counter(
     "forebay_prediction_seconds_total", _POOL, "time spent on reading prompts, off the loop"

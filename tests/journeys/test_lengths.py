@@ -6,7 +6,7 @@ import json
 from math import log1p
 from typing import TYPE_CHECKING, Any
 
-from forebay.gateway.lengths import PoolLength
+from forebay.gateway.lengths import MOST_BYTES, PoolLength
 from forebay.gateway.weights import default_folder
 from forebay.policies.contracts import Outcome, Request, Route
 from forebay.scheduler.build import check_journal
@@ -236,6 +236,20 @@ def test_outcomes_are_written_without_prompts_unless_they_are_asked_for(
     assert plain[0]["output_tokens"] > 0
     assert len(plain[0]["pid"]) == 16
     assert whole[0]["prompt"] == WORD
+
+
+def test_a_body_that_takes_long_to_decode_is_not_read(go: Go, kit: Kit):
+    async def main() -> None:
+        pool = reading()
+        async with kit.running(kit.config([kit.sim(max_in_flight=1)], pool=pool)) as gateway:
+            first = await occupied(gateway, kit)
+            caller = await waits(gateway, kit, "x" * (MOST_BYTES + 1))
+            assert dict(reader(gateway).results) == {"idle": 1, "large": 1}
+            for each in (first, caller):
+                each.leave()
+            await gateway.quiet()
+
+    go(main())
 
 
 def test_a_challenger_reads_along_in_the_shadow(go: Go, kit: Kit):
