@@ -57,7 +57,12 @@ def _add_train(commands: Commands) -> None:
     option("--epochs", type=positive, default=6, help="(%(default)s)")
     option("--seed", type=int, default=0, help="(%(default)s)")
     option("--device", default="cpu", help="of PyTorch: cpu or cuda (%(default)s)")
-    option("--threads", type=positive, default=2, help="of PyTorch on a CPU (%(default)s)")
+    option(
+        "--threads",
+        type=positive,
+        default=1,
+        help="of PyTorch on a CPU; one repeats to the last digit, more are faster (%(default)s)",
+    )
     option("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_train)
 

@@ -64,7 +64,8 @@ class Training:
     average: float = 0.998
     seed: int = 0
     device: str = "cpu"
-    threads: int = 0
+    threads: int = 1
+    """Of PyTorch on a CPU. Only one adds up in the same order each time."""
 
 
 def train(
