@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false
 """Makes an encoder's parts from examples: vocabulary, ridge, network, export, calibration.
 
-Needs PyTorch, onnx and scikit-learn (extra `predictor-train`). One seed gives the same weights, byte
-for byte, on a CPU with one thread; with more, or on a GPU, sums differ in their last digits.
+Needs PyTorch, onnx and scikit-learn (extra `predictor-train`). One seed gives the same weights,
+byte for byte, on a CPU with one thread; with more, or on a GPU, sums differ in their last digits.
 """
 
 from __future__ import annotations
