@@ -20,7 +20,7 @@ from .sections import Config
 from .yaml_tree import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pydantic_core import ErrorDetails
 
@@ -47,17 +47,21 @@ def _judge(tree: Tree) -> tuple[Config | None, list[tuple[Place, str]]]:
     try:
         return Config.model_validate(tree.data, context={"file": True}), []
     except ValidationError as error:
-        return None, [explain(each) for each in error.errors() if not _follows(each, tree)]
+        return None, [explain(each) for each in first_errors(error.errors(), tree.unread)]
 
 
-def _follows(error: ErrorDetails, tree: Tree) -> bool:
-    """Tell whether an error only follows from others, so that it would send the reader astray."""
+def first_errors(errors: list[ErrorDetails], unread: Collection[Place]) -> list[ErrorDetails]:
+    """Leave out what only follows from other errors, and would send the reader astray."""
+    own = [each for each in errors if not _follows(each, unread)]
+    # What could not be read has its own errors; else a file that is refused is told why.
+    return own if own or unread else errors
+
+
+def _follows(error: ErrorDetails, unread: Collection[Place]) -> bool:
     if error["type"] == "too_short":
         return bool(error["input"])  # its entries are all refused
     place = error["loc"]
-    return error["type"] == "value_error" and any(
-        unread[: len(place)] == place for unread in tree.unread
-    )
+    return error["type"] == "value_error" and any(other[: len(place)] == place for other in unread)
 
 
 def _text(source: Path | bytes | str) -> str:

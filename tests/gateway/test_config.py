@@ -1,11 +1,12 @@
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from forebay.adapters.sim_job import FAULTS
 from forebay.gateway.config import load
 from forebay.gateway.config.errors import ConfigErrors, Fault
+from forebay.gateway.config.load import first_errors
 from forebay.gateway.config.scheduling import Order
 from forebay.gateway.config.sections import Config, Drain, Endpoint, Pool, Timeouts
 from forebay.gateway.keys import digest_of
@@ -79,6 +80,13 @@ def test_names_of_models_map_to_the_engines_names():
 def test_models_must_be_names_or_maps(models: str, place: str, message: str):
     told = errors(MINIMAL.replace("[m]", models))
     assert (4, f"pools[0].models{place}", message) in told
+
+
+def test_a_list_that_is_too_short_is_told_unless_its_entries_are_why():
+    short: Any = {"type": "too_short", "loc": ("arms",), "input": ["one"], "msg": "", "url": ""}
+    entry: Any = {"type": "missing", "loc": ("arms", 0), "input": {}, "msg": "", "url": ""}
+    assert first_errors([short], ()) == [short]
+    assert first_errors([short, entry], ()) == [entry]
 
 
 def test_all_errors_are_told_at_once():
