@@ -61,6 +61,8 @@ class Live:
         self.fresh = self.unsaved = False
         self.begins = False
         """Its state is to take the place of one of other arms."""
+        self.unread = False
+        """What the store keeps of it has not been looked at."""
         trial.take(kept.state)
 
     @property
@@ -99,6 +101,12 @@ class Live:
         self.trial.take(state)
         self.unsaved = True
 
+    def resume(self, kept: Kept) -> None:
+        """Go on with what was kept, in place of what was begun without it."""
+        self.kept = kept
+        self.stages = {key: Tallies.from_rows(rows) for key, rows in kept.stages.items()}
+        self.take(kept.state)
+
     def packed(self) -> Kept:
         """Return what is to be stored."""
         self.kept.stages = {key: tallies.as_rows() for key, tallies in self.stages.items()}
@@ -129,6 +137,8 @@ class Keeper:
         self._seen: deque[tuple[str, str, Observation]] = deque()
         self._failed: dict[tuple[str, str], Assigned] = {}
         """Of each candidate, one request that failed in this turn of the loop."""
+        self._leaving: list[Live] = []
+        """Experiments that a reload took away, with something still to be stored."""
         self._exchange: asyncio.Task[None] | None = None
         self._exchanged = 0.0
         self._changes, self._storing = asyncio.Lock(), asyncio.Lock()
@@ -247,6 +257,10 @@ class Keeper:
     async def _store_all(self) -> None:
         try:
             async with self._storing:
+                while self._leaving:
+                    leaving = self._leaving[0]
+                    await self.store.save(leaving.trial.name, leaving.packed())
+                    self._leaving.remove(leaving)
                 for live in tuple(self.live.values()):
                     await self._store(live)
         except ExperimentsAway as error:
@@ -255,6 +269,8 @@ class Keeper:
             self._found()
 
     async def _store(self, live: Live) -> None:
+        if live.unread:
+            await self._recall(live)
         if live.unsaved:
             live.unsaved = False
             try:
@@ -265,11 +281,38 @@ class Keeper:
         if self.store.shared:
             await self._follow(live)
 
+    async def _recall(self, live: Live) -> None:
+        """Look for what an earlier process, or an earlier configuration, left of it."""
+        try:
+            kept = await self.store.load(live.trial.name)
+        except ExperimentsAway as error:
+            if self.store.shared:
+                raise
+            self._lost(str(error))
+            kept = None
+        live.unread = False
+        if kept is None:
+            return
+        live.begins = not _fits(live.trial, kept.state)
+        if live.begins:
+            live.take(_anew(kept, live.trial.plan.arms, self._clock()))
+        elif self.store.shared:
+            live.take(kept.state)
+        else:
+            live.resume(kept)
+
+    async def _begin(self, live: Live) -> None:
+        """Put a first state in the place of one of other arms, unless another replica has."""
+        if await self.store.decide(live.trial.name, live.state):
+            live.begins = False
+        else:
+            live.unread = True  # there is another by now: look at it, and try again
+
     async def _follow(self, live: Live) -> None:
         """Take over what the others did, and decide where this replica is the one to."""
         async with self._changes:
-            if live.begins and await self.store.decide(live.trial.name, live.state):
-                live.begins = False
+            if live.begins:
+                await self._begin(live)
             await self._reread(live)
             while await self.store.leads() and (decision := self._next(live)) is not None:
                 if not await self._commit(live, decision):
@@ -280,6 +323,8 @@ class Keeper:
         if kept is None:
             live.unsaved = True  # it was forgotten there
             return
+        if not _fits(live.trial, kept.state):
+            return  # of a replica whose file names other arms: it says nothing about these
         key = stage_key(kept.state)
         live.others = {each: tallies_of(kept, each) for each in kept.stages}
         live.others_shadow = kept.shadow
@@ -316,17 +361,30 @@ class Keeper:
                 kept = await self.store.load(trial.name)
             except ExperimentsAway as error:
                 self._lost(str(error))
-                kept = None
-            self._add(trial, kept)
+                self._add(trial, None)
+                self.live[trial.name].unread = self.store.shared
+            else:
+                self._add(trial, kept)
 
     def configure(self, trials: Iterable[Trial]) -> None:
-        """Take other experiments; those that go on by name keep their state and counts."""
+        """Take other experiments; those that go on by name keep their state and counts.
+
+        What is kept of one that was not there before is looked for at the next tick.
+        """
+        self._fold()
         before, self.live = self.live, {}
         for trial in trials:
-            known = before.get(trial.name)
+            known = before.pop(trial.name, None)
             self._add(trial, None if known is None else known.packed(), ours=True)
-            if known is not None:
-                self.live[trial.name].first = known.first
+            live = self.live[trial.name]
+            if known is None:
+                live.unread = True
+                self._exchanged = 0.0
+            else:
+                live.first = known.first
+                live.unread = known.unread
+                live.begins = live.begins or known.begins
+        self._leaving += [live for live in before.values() if live.unsaved and not live.unread]
 
     def _add(self, trial: Trial, kept: Kept | None, *, ours: bool = False) -> None:
         begins = kept is not None and not _fits(trial, kept.state)

@@ -92,8 +92,12 @@ class RedisExperiments:
 
     async def _save(self, name: str, kept: Kept) -> None:
         state = self._key(name, "state")
-        if await self._client.hsetnx(state, "version", kept.state.version):
-            await self._client.hset(state, "state", encode(kept.state))
+        if not await self._client.hexists(state, "version"):
+            # Both or neither: a version without a state would be nobody's to mend.
+            async with self._client.pipeline(transaction=True) as both:
+                both.hsetnx(state, "version", kept.state.version)
+                both.hsetnx(state, "state", encode(kept.state))
+                await both.execute()
         for stage, rows in kept.stages.items():
             if rows:
                 await self._client.sadd(self._key(name, "stages"), stage)

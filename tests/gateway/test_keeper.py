@@ -10,7 +10,7 @@ import pytest
 
 from forebay.gateway.config.sections import Config
 from forebay.gateway.experimenting import Experiments
-from forebay.gateway.experiments.store import ExperimentsAway, Kept, Nowhere
+from forebay.gateway.experiments.store import ExperimentsAway, Kept, Nowhere, decode, encode
 from forebay.gateway.keeper import Keeper
 from forebay.gateway.trials import HOLDOUT, Assigned, Trial, Trials
 from forebay.policies.contracts import Finish, Outcome, Route
@@ -317,3 +317,69 @@ def test_a_state_survives_as_json():
     from forebay.gateway.experiments.store import decode, encode
 
     assert decode(encode(kept)) == kept
+
+
+class Shelf(Nowhere):
+    """A store that keeps what it is given."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.kept: dict[str, Kept] = {}
+        self.away = False
+
+    async def load(self, name: str) -> Kept | None:
+        if self.away:
+            raise ExperimentsAway("gone")
+        kept = self.kept.get(name)
+        return kept and decode(encode(kept))
+
+    async def save(self, name: str, kept: Kept) -> None:
+        if self.away:
+            raise ExperimentsAway("gone")
+        if not self.shared or name not in self.kept:
+            self.kept[name] = decode(encode(kept))
+
+    async def decide(self, name: str, state: State) -> bool:
+        if self.kept[name].state.version != state.version - 1:
+            return False
+        self.kept[name].state = state
+        return True
+
+
+def test_an_experiment_that_a_reload_takes_away_and_brings_back_goes_on(run: Run):
+    async def main() -> None:
+        (old,) = trials()
+        keeper = await started([old], Shelf())
+        keeper.settled(inbound(Assigned(old, "one")), outcome())
+        await keeper.decide("t", "roll back", arm="", who="ops")
+        keeper.settled(inbound(Assigned(old, "one")), outcome())
+        keeper.configure([])
+        keeper.configure(trials())
+        await keeper._store_all()
+        live = keeper.live["t"]
+        assert (live.state.phase, dict(live.trial.weights)["two"]) == ("rolled_back", 0.0)
+        assert live.whole().requests("one") == 2
+        await keeper.close()
+
+    run(main())
+
+
+def test_a_state_of_other_arms_that_is_found_late_begins_a_new_run(run: Run):
+    async def main() -> None:
+        shelf = Shelf(shared=True)
+        first = await started(trials(), shelf)
+        await first._store_all()
+        await first.decide("t", "roll back", arm="", who="ops")
+        shelf.away = True
+        others = trials(arms={"one": ["a"], "three": ["b"]})
+        second = await started(others, shelf)
+        second.configure(others)
+        shelf.away = False
+        await second._store_all()
+        assert (second.live["t"].state.phase, second.live["t"].state.run) == ("running", 1)
+        assert shelf.kept["t"].state == second.live["t"].state
+        await first._store_all()  # its file still names the old arms
+        assert first.live["t"].state.arms == ("one", "two")
+        assert shelf.kept["t"].state.arms == ("one", "three")
+
+    run(main())
