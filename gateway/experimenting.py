@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .app import App
     from .experiment_report import Report
     from .experiments.store import Store
+    from .pools import Pool
     from .trials import Trial
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Experiments:
                 now=self._now, crowded=self._is_crowded, tallies=self._shadow_tallies
             )
         if any(pool.quality for pool in config.pools) and self.quality is None:
-            self.quality = app.quality = Quality(now=self._now)
+            self.quality = app.quality = Quality(now=self._now, gone=self._gone)
         if self.quality is not None:
             self.quality.configure(app.pools.values())
         found = Trials(config, app.pools) if config.experiments else None
@@ -119,8 +120,16 @@ class Experiments:
             }
         return [] if found is None else found.all
 
+    def _gone(self, pool: Pool) -> frozenset[str]:
+        """Return a pool's endpoints that are candidates taken back: nothing goes to them."""
+        trials = self._app.trials
+        mine = () if trials is None else [each for each in trials.all if each.pool is pool]
+        return frozenset[str]().union(*(each.gone for each in mine))
+
     def _stopped(self, trial: Trial, arm: str, why: str) -> None:
         """Take back what has not begun to be answered by an arm."""
+        if self.quality is not None:
+            self.quality.look_again(trial.pool)
         running = why.startswith(_LEAVES_RUNNING)
         for relay in tuple(self._app.active):
             mine = relay.trial

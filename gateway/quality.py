@@ -44,8 +44,15 @@ _A_TICK = 16
 class Quality:
     """The endpoints of all pools that are looked at."""
 
-    def __init__(self, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        gone: Callable[[Pool], frozenset[str]] = lambda _pool: frozenset(),
+    ) -> None:
+        """Begin with nothing; `gone` names a pool's endpoints that get no requests anyway."""
         self._now = now
+        self._gone = gone
         self._sections: dict[str, Section] = {}
         self._known: dict[Endpoint, EndpointQuality] = {}
         self._waiting: deque[tuple[Pool, str, Copy]] = deque(maxlen=_MOST)
@@ -105,11 +112,18 @@ class Quality:
                 "endpoint's answers have become bad",
                 extra={"pool": pool.name, "endpoint": name, "reason": why},
             )
-            self._move_away(pool)
+            self.look_again(pool)
 
-    def _move_away(self, pool: Pool) -> None:
-        now = self._now()
-        usable = [e.name for e in pool.endpoints.values() if e.view.usable or e.health.suspect]
+    def look_again(self, pool: Pool) -> None:
+        """Settle who of a pool gets nothing more; again when others of it stop serving."""
+        if pool.name not in self._sections:
+            return
+        now, idle = self._now(), self._gone(pool)
+        usable = [
+            e.name
+            for e in pool.endpoints.values()
+            if e.name not in idle and (e.view.usable or e.health.suspect)
+        ]
         suspects = [e.name for e, known in self._known.items() if known.until > now]
         gone = out_of(suspects, usable)
         for endpoint in pool.endpoints.values():

@@ -71,6 +71,8 @@ class Trial:
         self._hours = _hours(section.eligible.hours)
         self._whole = any(where.pool is not None for where in section.arms.values())
         self.weights: Sequence[tuple[str, float]] = ()
+        self.gone = _NOBODY
+        """Endpoints of candidates that were taken back."""
         self.rest: Place | None = None
         """Where the control's requests go when it cannot serve them: who is not rolled back."""
         self.stage = ""
@@ -86,15 +88,16 @@ class Trial:
         """Take the shares that a state gives the arms."""
         self.weights = tuple(weights(self.plan, state).items())
         self.stage = stage_key(state)
-        self.rest = self._rest(state)
+        back = self.plan.candidates if state.phase == "rolled_back" else state.out
+        self.gone = frozenset(name for arm in back for name in self.endpoints.get(arm, ()))
+        self.rest = self._rest()
 
-    def _rest(self, state: State) -> Place | None:
-        control, *candidates = self.section.arms
-        if not self.section.arms[control].endpoints or state.phase == "rolled_back":
+    def _rest(self) -> Place | None:
+        mine = self.section.arms[self.plan.control].endpoints
+        names = {endpoint.name for endpoint in self.pool.section.endpoints}
+        if not mine or names - self.gone <= set(mine):
             return None
-        gone = [arm for arm in candidates if arm in state.out]
-        without = frozenset(name for arm in gone for name in self.endpoints[arm])
-        return Place(self.pool, "", without, _LAST_RESORT)
+        return Place(self.pool, "", self.gone, _LAST_RESORT)
 
     def down(self) -> frozenset[str]:
         """Return the candidates of which no endpoint is usable while the control has one.
@@ -298,7 +301,8 @@ class Trials:
             home = Place(inbound.pool, inbound.call.model, spared, FROM_AN_ARM)
             inbound.places = (home, *inbound.places)
         elif arm != HOLDOUT and trial.rest is not None:
-            rest = Place(inbound.pool, inbound.call.model, trial.rest.without, _LAST_RESORT)
+            without = trial.rest.without | (spared - trial.spared)
+            rest = Place(inbound.pool, inbound.call.model, without, _LAST_RESORT)
             inbound.places = (rest, *inbound.places)
         if place.pool is not inbound.pool:
             inbound.pool, inbound.call.model = place.pool, place.model

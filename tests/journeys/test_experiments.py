@@ -8,6 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pytest
+
 from forebay.policies.contracts import Finish
 
 if TYPE_CHECKING:
@@ -336,5 +338,51 @@ def test_without_redis_replicas_go_on_with_what_they_know(
             # It cannot decide for all, but sends nothing more to what fails outright here.
             weights = dict(only(gateway).trial.weights)
             assert weights["two"] == 0
+
+    go(main())
+
+
+@pytest.mark.parametrize("first", ["bad answers", "rollback"])
+def test_a_control_with_bad_answers_goes_on_where_the_candidate_is_gone(
+    go: Go, kit: Kit, first: str
+):
+    async def main() -> None:
+        pool = {"quality": {"share": 1.0, "out": 3600.0}}
+        endpoints = [kit.sim("a", fault="empty"), kit.sim("b")]
+        settings = kit.config(endpoints, experiments=trial(), pool=pool)
+        async with kit.running(settings) as gateway:
+            quality, keeper = (
+                gateway.process.experiments.quality,
+                gateway.process.experiments.keeper,
+            )
+            assert quality is not None
+            assert keeper is not None
+            if first == "rollback":
+                await keeper.decide("t", "roll back", arm="", who="ops")
+            for number in range(40):
+                assert (await ask(gateway, kit, number)).status == 200
+                await kit.until(lambda: not quality.waiting)
+            if first == "bad answers":
+                assert not gateway.pool.endpoints["a"].view.usable
+                await keeper.decide("t", "roll back", arm="", who="ops")
+            answer = await ask(gateway, kit)
+            assert (answer.status, answer.headers["x-forebay-endpoint"]) == (200, "a")
+
+    go(main())
+
+
+def test_an_endpoint_of_no_arm_stands_in_for_the_control_after_a_rollback(go: Go, kit: Kit):
+    async def main() -> None:
+        settings = kit.config([kit.sim("a"), kit.sim("b"), kit.sim("c")], experiments=trial())
+        async with kit.running(settings) as gateway:
+            keeper = gateway.process.experiments.keeper
+            assert keeper is not None
+            await keeper.decide("t", "roll back", arm="", who="ops")
+            control = gateway.pool.endpoints["a"]
+            control.health.suspect = True
+            gateway.pool.refresh(control, 0.0)
+            for number in range(10):
+                answer = await ask(gateway, kit, number)
+                assert (answer.status, answer.headers["x-forebay-endpoint"]) == (200, "c")
 
     go(main())
