@@ -119,6 +119,7 @@ class Assembly:
         for pool in self._retired:
             pool.set_endpoints(())
             pool.recheck(now)
+            pool.close()
         self._retired = []
         for pool in self.pools.values():
             pool.recheck(now)
@@ -173,6 +174,7 @@ class Assembly:
         await asyncio.gather(*(monitor.closed() for monitor in self._monitors.values()))
         await self._attention.close()
         for pool in self.pools.values():
+            pool.close()
             for endpoint in pool.endpoints.values():
                 endpoint.opener.close()
         await asyncio.gather(*(client.aclose() for client in self._clients.values()))

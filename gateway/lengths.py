@@ -157,6 +157,11 @@ class PoolLength:
             challenger_share=None if rivals is None else rivals.share,
         )
 
+    def flush(self) -> None:
+        """See Reading."""
+        if self._outcomes is not None:
+            self._outcomes.flush()
+
     def close(self) -> None:
         """Stop the thread; what it reads is forgotten."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -49,6 +49,13 @@ class OutcomeLog:
                 logger.warning("outcomes are no longer written", extra={"reason": str(error)})
                 self.close()
 
+    def flush(self) -> None:
+        """Write what is buffered: a quiet gateway's lines are not to wait for others."""
+        try:
+            self._file.flush()
+        except (OSError, ValueError):
+            self.close()
+
     def close(self) -> None:
         """Write what is buffered and close the file."""
         try:

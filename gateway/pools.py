@@ -455,12 +455,23 @@ class Pool:
         self.dispatcher.tick(now)
         if self.prefix is not None:
             self.prefix.tick(now, self.endpoints)
-        if self._journal is not None:
-            self._journal.flush()
+        self._flush()
         deadline = self.dispatcher.next_deadline
         if deadline is not None and deadline <= now:
             self._expired(self.dispatcher.expire(now), now)
             self._tell_others(now)
+
+    def _flush(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
+        if self.reading is not None:
+            self.reading.flush()
+
+    def close(self) -> None:
+        """Let go of threads and files, when its last request has ended."""
+        self._flush()
+        if self.reading is not None:
+            self.reading.close()
 
     def speculated(self, endpoint: Endpoint, reading: Drafts, now: float) -> None:
         """Take in what an engine says of its drafts."""

@@ -101,7 +101,7 @@ class EndpointEvents:
 
     def _silent(self) -> None:
         if self.status in ("live", "waiting"):
-            text = "no KV events come from an engine that must have some; see that they are on"
+            text = "no KV events come; see that the engine's are on, or 'bind: true' if it connects"
             logger.warning(text, extra=self._labels)
             self.status = "silent"
             self._index.clear(self._endpoint, Source.EXACT)

@@ -78,6 +78,10 @@ class Reading(Protocol):
         """Say how it does."""
         ...
 
+    def flush(self) -> None:
+        """Write out what it logs."""
+        ...
+
     def close(self) -> None:
         """Stop reading."""
         ...
@@ -174,7 +178,10 @@ class JournalFile:
         self.path = path
         self.write = self._file.write
         self.flush = self._file.flush
-        self.close = self._file.close
+
+    def close(self) -> None:
+        """Write what is buffered; what comes after is forgotten."""
+        self._file.close()
 
 
 def journal_of(section: sections.Pool, now: JournalFile | None) -> JournalFile | None:

@@ -108,14 +108,30 @@ def _read_set(name: str, kinds: Mapping[str, Path], *, wide: bool) -> Iterator[E
         return
     prompts: dict[str, str] = {}
     if "prompts" in kinds:
-        prompts = {row["pid"]: row["prompt"] for row in _rows(kinds["prompts"])}
+        prompts = dict(_prompts(kinds["prompts"]))
     for number, row in enumerate(_rows(lengths), 1):
         try:
             prompt = row.get("prompt") or prompts.get(row.get("pid", ""))
             if prompt:
+                _check_text(prompt, "prompt")
                 yield from _examples(name, prompt, row, wide=wide)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{lengths}: row {number}: {error}") from None
+
+
+def _prompts(path: Path) -> Iterator[tuple[str, str]]:
+    for number, row in enumerate(_rows(path), 1):
+        try:
+            _check_text(row.get("pid"), "pid")
+            _check_text(row.get("prompt"), "prompt")
+        except TypeError as error:
+            raise ValueError(f"{path}: row {number}: {error}") from None
+        yield row["pid"], row["prompt"]
+
+
+def _check_text(value: object, name: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"'{name}' must be a text")
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

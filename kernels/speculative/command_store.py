@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .corpus import read_texts
+from .corpus import day_of, read_texts
 from .store import answers_of, open_store, write_store
 from .store_edit import Keep, add_to_store, answers_by_tenant, keep_answers, write_anew
 from .store_export import write_corpus, write_lookup_cache
@@ -151,7 +151,11 @@ def _export(arguments: Namespace) -> dict[str, Any]:
 
 def _tokens(arguments: Namespace) -> dict[str, Any]:
     count = 0
-    with arguments.text.open(encoding="utf-8") as lines, arguments.out.open("w") as out:
+    if arguments.out.exists() and arguments.out.samefile(arguments.text):
+        raise ValueError(f"{arguments.out} is the text itself; name another file for the tokens")
+    # A file that was there stays until the new one is whole.
+    part = arguments.out.with_name(arguments.out.name + ".part")
+    with arguments.text.open(encoding="utf-8") as lines, part.open("w") as out:
         for number, line in enumerate(lines, 1):
             try:
                 told = json.loads(line)
@@ -160,14 +164,21 @@ def _tokens(arguments: Namespace) -> dict[str, Any]:
                 raise ValueError(
                     f"{arguments.text}:{number}: no JSON object with 'prompt' and 'answer'"
                 ) from None
+            try:
+                day = day_of(told.get("day", 0))
+            except ValueError as error:
+                raise ValueError(f"{arguments.text}:{number}: {error}") from None
             before = _tokenize(arguments, prompt)
             after = _tokenize(arguments, answer)
-            more = {name: told[name] for name in ("day", "tenant") if name in told}
+            more = {"tenant": told["tenant"]} if "tenant" in told else {}
+            if "day" in told:
+                more["day"] = day
             made = {"tokens": before + after, "answer_from": len(before), **more}
             out.write(json.dumps(made) + "\n")
             count += 1
             if count % 1000 == 0:
                 print(f"{count} texts", file=sys.stderr)
+    part.replace(arguments.out)
     return {"texts": count}
 
 

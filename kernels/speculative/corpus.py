@@ -3,8 +3,9 @@
 """Files of tokenised text: what heads are trained on and stores are built from.
 
 JSON lines, each `{"tokens": [...], "answer_from": 12, "day": 20786, "tenant": "acme"}`; only
-`tokens` is needed. answer_from: how many of them are the prompt; day: days since 1970. Or raw
-little-endian 32-bit tokens (a name that ends in .tokens), texts parted by 0xFFFFFFFF.
+`tokens` is needed. answer_from: how many of them are the prompt; day: days since 1970, or a date as
+2026-11-29. Or raw little-endian 32-bit tokens (a name that ends in .tokens), texts parted by
+0xFFFFFFFF.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from .contexts import SEPARATOR
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Corpus", "Text", "read_texts"]
+__all__ = ["Corpus", "Text", "day_of", "read_texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _text(line: str, where: str) -> Text:
     try:
         told: dict[str, Any] = json.loads(line)
         tokens = array("I", told["tokens"])
-        day, start = int(told.get("day", 0)), int(told.get("answer_from", 0))
+        day, start = day_of(told.get("day", 0)), int(told.get("answer_from", 0))
         return Text(tokens, start, day, str(told.get("tenant", "")))
     except KeyError:
         raise ValueError(
@@ -75,6 +77,21 @@ def _text(line: str, where: str) -> Text:
         ) from None
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def day_of(told: object) -> int:
+    """Return a day as days since 1970, of a number or of a date as 2026-11-29.
+
+    Raises ValueError.
+    """
+    try:
+        if isinstance(told, str):
+            return date.fromisoformat(told).toordinal() - date(1970, 1, 1).toordinal()
+        if isinstance(told, int) and told >= 0:
+            return told
+    except ValueError:
+        pass
+    raise ValueError(f"'day' must be days since 1970 or a date as 2026-11-29, not {told!r:.40}")
 
 
 class Corpus:

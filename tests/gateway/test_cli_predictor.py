@@ -184,3 +184,24 @@ def test_an_encoder_is_trained_the_same_twice_and_learns(
     scores = told(capsys, "eval", "--data", data, "--part", "dev", "--weights", tmp_path / "a")
     assert scores["sets"]["pairs"]["tau_mixed"] > 0.5
     assert (tmp_path / "a/model.onnx").read_bytes() == (tmp_path / "b/model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        (
+            "log.jsonl",
+            {"prompt": 1, "output_tokens": 3},
+            "row 1: 'prompt' must be a text",
+        ),
+        ("a_prompts.jsonl", {"pid": "x", "prompt": 5}, "row 1: 'prompt' must be a text"),
+        ("a_prompts.jsonl", {"prompt": "hi"}, "row 1: 'pid' must be a text"),
+    ],
+)
+def test_a_row_that_is_no_example_is_named(
+    tmp_path: Path, name: str, row: dict[str, Any], message: str
+):
+    (tmp_path / name).write_text(json.dumps(row))
+    (tmp_path / "a_lengths.jsonl").write_text(json.dumps({"pid": "x", "output_tokens": 3}))
+    with pytest.raises(ValueError, match=message):
+        list(read_folder(tmp_path))

@@ -207,7 +207,6 @@ def test_a_journal_with_better_estimates_decides_the_same_again(go: Go, kit: Kit
         pool["scheduling"]["journal"] = str(tmp_path / "journal")
         async with kit.running(kit.config([kit.sim(max_in_flight=1)], pool=pool)) as gateway:
             assert (await both(gateway, kit))[0] == ["word", "essay"]
-            gateway.pool.tick(1e9)
 
     go(main())
     lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
@@ -223,7 +222,6 @@ def test_outcomes_are_written_without_prompts_unless_they_are_asked_for(
         async with kit.running(kit.config([kit.sim(max_in_flight=1)], pool=pool)) as gateway:
             await both(gateway, kit)
             await gateway.quiet()
-            reader(gateway).close()
 
     def rows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_bytes().splitlines()]

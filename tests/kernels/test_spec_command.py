@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="kernels need torch")
 
 from forebay.kernels.plugins.trtllm_drafter import Drafts
 from forebay.kernels.speculative.command import main
-from forebay.kernels.speculative.corpus import Text
+from forebay.kernels.speculative.corpus import Text, day_of
 from forebay.kernels.speculative.doctor import advise, examine
 from forebay.kernels.speculative.profiles import ENGINES, METHODS, flags
 
@@ -166,3 +166,22 @@ def test_a_head_is_evaluated_against_plain_output_and_errors_say_what_is_wrong(t
     with pytest.raises(SystemExit) as leaving:
         main(["store"])
     assert leaving.value.code == 2
+
+
+def test_a_day_is_a_date_or_a_number():
+    assert (day_of("1970-01-02"), day_of("2026-11-29"), day_of(20786)) == (1, 20786, 20786)
+    for wrong in ("yesterday", -1, None, 1.5, [1]):
+        with pytest.raises(ValueError, match="'day' must be"):
+            day_of(wrong)
+
+
+def test_tokens_take_the_place_of_nothing_before_they_are_whole(tmp_path, capsys):
+    text, old = tmp_path / "text.jsonl", tmp_path / "old.jsonl"
+    text.write_text('{"prompt": "a", "answer": "b", "day": "2026-11-29"}\n')
+    old.write_text("kept")
+    nobody = ["--url", "http://127.0.0.1:9"]
+    assert main(["tokens", str(text), str(old), *nobody]) != 0
+    assert old.read_text() == "kept"
+    assert main(["tokens", str(text), str(text), *nobody]) != 0
+    assert "is the text itself" in capsys.readouterr().err
+    assert text.read_text().startswith('{"prompt"')
