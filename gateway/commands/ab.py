@@ -81,8 +81,7 @@ def tell(arguments: Namespace) -> int:
     if arguments.json:
         return _print_json(report)
     if arguments.html is None:
-        print(_summary(report))
-        print(_effects(report))
+        print("\n".join([_summary(report), *_effects(report), *_copies(report.get("shadow"))]))
     return 0
 
 
@@ -155,13 +154,24 @@ def _decided(decision: dict[str, Any]) -> str:
     return f"  {at} {decision['who']}: {decision['what']}{arm}: {decision['why']}"
 
 
-def _effects(report: dict[str, Any]) -> str:
+def _effects(report: dict[str, Any]) -> list[str]:
     rows = [("measure", "arm", "candidate", "control", "effect", "interval", "margin", "verdict")]
     rows += [_effect_row(each) for each in report["effects"] if each["where"] == "all"]
     note = (
         [] if report["same_mix"] else ["  the arms' mixes differ: see single classes and buckets"]
     )
-    return "\n".join([*_table(rows), *note])
+    return [*_table(rows), *note] if len(rows) > 1 else []
+
+
+def _copies(shadow: dict[str, Any] | None) -> list[str]:
+    if not shadow:
+        return []
+    rows = [(f"copies to {shadow['arm']}, prompt tokens", "compared", "equal", "failed", "dropped")]
+    for bucket, tally in shadow["buckets"].items():
+        copies = tally["copies"]
+        equal = f"{tally['exact'] / copies:.0%}" if copies else "-"
+        rows.append((bucket, str(copies), equal, str(tally["failed"]), str(tally["dropped"])))
+    return _table(rows)
 
 
 def _effect_row(effect: dict[str, Any]) -> tuple[str, ...]:

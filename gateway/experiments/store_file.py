@@ -23,6 +23,8 @@ class FileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._damaged = set[str]()
+        """Experiments whose files are there and cannot be read."""
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
@@ -33,15 +35,22 @@ class FileStore:
 
     def read(self, name: str) -> Kept | None:
         """Read at once, for commands that have no loop. Raises ExperimentsAway."""
+        path = self._path(name)
         try:
-            return decode(self._path(name).read_bytes())
+            kept = decode(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            raise ExperimentsAway(f"{self._path(name)}: {error}") from error
+            self._damaged.add(name)
+            raise ExperimentsAway(f"{path}: cannot be read: {error}") from error
+        self._damaged.discard(name)
+        return kept
 
     async def save(self, name: str, kept: Kept) -> None:
         """See Store."""
+        if name in self._damaged and self._path(name).exists():
+            # It may say that a candidate was rolled back: that is not to be forgotten unseen.
+            raise ExperimentsAway(f"{self._path(name)}: is damaged; mend it or move it away")
         content = encode(kept)
         try:
             await asyncio.to_thread(self._replace, name, content)

@@ -55,6 +55,8 @@ class RedisExperiments:
                 return await asked
         except (RedisError, OSError, TimeoutError) as error:
             raise ExperimentsAway(str(error) or "no answer in time") from error
+        except msgspec.MsgspecError as error:
+            raise ExperimentsAway(f"what is kept cannot be read: {error}") from error
 
     async def load(self, name: str) -> Kept | None:
         """See Store."""

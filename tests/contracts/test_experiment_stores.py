@@ -146,7 +146,25 @@ def test_a_file_that_is_no_such_file_is_said_so(run: Run, tmp_path: Path):
     (tmp_path / "x.json").write_text("{")
 
     async def main() -> None:
+        store = FileStore(tmp_path)
         with pytest.raises(ExperimentsAway, match=r"x\.json"):
-            await FileStore(tmp_path).load("x")
+            await store.load("x")
+        with pytest.raises(ExperimentsAway, match="is damaged"):
+            await store.save("x", Kept(state=state(0)))
+        assert (tmp_path / "x.json").read_text() == "{"
+        (tmp_path / "x.json").rename(tmp_path / "x.bad")
+        await store.save("x", Kept(state=state(0)))
+        assert await store.load("x") == Kept(state=state(0))
+
+    run(main())
+
+
+def test_what_another_version_kept_in_redis_is_no_traceback(run: Run, redis_server: RedisServer):
+    async def main() -> None:
+        store = RedisExperiments(redis_server.url, prefix=uuid4().hex, lease_s=1.0)
+        await store._client.hset(store._key("x", "state"), "state", b"\xc1")  # type: ignore[misc] - the client's own types
+        with pytest.raises(ExperimentsAway, match="cannot be read"):
+            await store.load("x")
+        await store.close()
 
     run(main())

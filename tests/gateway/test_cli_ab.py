@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from forebay.gateway.cli import main
+from forebay.gateway.commands.ab import _copies
 from forebay.gateway.experiment_report import (
     ArmReport,
     ClassReport,
@@ -228,3 +229,21 @@ def test_a_report_without_any_request_is_a_page():
     text = page(msgspec.to_builtins(empty, str_keys=True))
     assert "<svg" not in text
     assert "None so far." in text
+
+
+def test_a_report_for_people_says_how_copies_compared():
+    tally = {"copies": 20, "exact": 5, "failed": 1, "dropped": 2}
+    named, row = _copies({"arm": "new", "buckets": {"to-512": tally}})
+    assert named.split() == [
+        "copies",
+        "to",
+        "new,",
+        "prompt",
+        "tokens",
+        "compared",
+        "equal",
+        "failed",
+        "dropped",
+    ]
+    assert row.split() == ["to-512", "20", "25%", "1", "2"]
+    assert _copies(None) == []
