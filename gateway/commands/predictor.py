@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,12 +117,21 @@ def run_serve(arguments: Namespace) -> int:
     import uvicorn
 
     from forebay.gateway.weights import load_encoder
+    from forebay.policies.contracts import ForebayError
 
     from .predictor_serve import Server
 
     server = Server(load_encoder(arguments.weights))
-    print(f"forebay predictor listens on http://{arguments.host}:{arguments.port}", file=sys.stderr)
-    uvicorn.run(server, host=arguments.host, port=arguments.port, log_level="warning")  # type: ignore[arg-type] - ASGI
+    host, family = arguments.host, socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, arguments.port), family=family)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ForebayError(f"cannot listen on {host}:{arguments.port}: {why}") from error
+    port = listening.getsockname()[1]
+    print(f"forebay predictor listens on http://{host}:{port}", file=sys.stderr)
+    config = uvicorn.Config(server, log_level="warning")  # type: ignore[arg-type] - ASGI
+    uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 

@@ -33,8 +33,14 @@ def answer(predictor: LengthPredictor, body: bytes) -> tuple[int, bytes]:
         features = [_features(each) for each in told[:_MOST_FEATURES]]
         said = [each._asdict() for each in predictor.predict(features)] if features else []
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        return 400, msgspec.json.encode({"error": f"no features in the body: {error}"})
+        return 400, msgspec.json.encode(
+            {"error": f"no list of 'features' in the body: {_why(error)}"}
+        )
     return 200, msgspec.json.encode({"predictions": said})
+
+
+def _why(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _features(told: dict[str, Any]) -> LengthFeatures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import socket
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -205,3 +206,14 @@ def test_a_row_that_is_no_example_is_named(
     (tmp_path / "a_lengths.jsonl").write_text(json.dumps({"pid": "x", "output_tokens": 3}))
     with pytest.raises(ValueError, match=message):
         list(read_folder(tmp_path))
+
+
+def test_a_port_that_is_taken_is_told_before_anything_listens(
+    capsys: pytest.CaptureFixture[str],
+):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["predictor", "serve", "--port", str(port)]) == 1
+    told = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}: " in told
+    assert "listens" not in told
