@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -59,7 +60,9 @@ def _ask(parser: ArgumentParser) -> None:
 
 def show(arguments: Namespace) -> int:
     """Print where the experiments are."""
-    asked = _request("GET", arguments, "" if arguments.name is None else f"/{arguments.name}")
+    asked = _request(
+        "GET", arguments, "" if arguments.name is None else f"/{quote(arguments.name, safe='')}"
+    )
     reports: list[dict[str, Any]] = asked.get("experiments", [asked])
     if arguments.json:
         return _print_json({"experiments": reports})
@@ -72,7 +75,7 @@ def show(arguments: Namespace) -> int:
 
 def tell(arguments: Namespace) -> int:
     """Print or write a report."""
-    report = _request("GET", arguments, f"/{arguments.name}")
+    report = _request("GET", arguments, f"/{quote(arguments.name, safe='')}")
     if arguments.html is not None:
         from forebay.gateway.experiments.report_page import page
 
@@ -88,7 +91,9 @@ def tell(arguments: Namespace) -> int:
 def decide(arguments: Namespace) -> int:
     """Change an experiment and print where it is now."""
     query = f"?arm={arguments.arm}" if arguments.arm else ""
-    report = _request("POST", arguments, f"/{arguments.name}/{arguments.what}{query}")
+    report = _request(
+        "POST", arguments, f"/{quote(arguments.name, safe='')}/{arguments.what}{query}"
+    )
     if arguments.json:
         return _print_json(report)
     print(_summary(report))

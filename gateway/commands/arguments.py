@@ -24,6 +24,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def above_zero(text: str) -> float:
+    """Return a number above 0, and not infinite."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+    return number
+
+
 def numbers(text: str) -> list[int]:
     """Return comma-separated whole numbers of at least 1."""
     return [positive(part.strip()) for part in text.split(",")]

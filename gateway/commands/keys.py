@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,9 +63,12 @@ def _moment(text: str) -> str:
     from forebay.gateway.config.tenancy import read_moment
 
     try:
-        read_moment(text)
+        moment = read_moment(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    assert isinstance(moment, float)  # of a text
+    if moment <= time.time():
+        raise argparse.ArgumentTypeError(f"'{text}' has passed: nobody could use the key")
     return text
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import positive
+from .arguments import above_zero, positive
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,10 +40,13 @@ def add(commands: Commands) -> None:
         "--blocks", type=positive, help="blocks of each (default: all together hold the trace)"
     )
     replay.add_argument(
-        "--share", type=float, default=1.0, help="of the trace's blocks that all hold (%(default)s)"
+        "--share",
+        type=above_zero,
+        default=1.0,
+        help="of the trace's blocks that all hold (%(default)s)",
     )
     replay.add_argument(
-        "--stickiness", type=float, default=16.0, help="as in the pool (%(default)s)"
+        "--stickiness", type=above_zero, default=16.0, help="as in the pool (%(default)s)"
     )
     replay.add_argument("--seed", type=int, default=0, help="spreads ties (%(default)s)")
     replay.add_argument("--json", action="store_true", help="print JSON")

@@ -56,6 +56,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
         ["keys"],
         ["keys", "new"],
         ["keys", "new", "a b"],
+        ["prefix", "replay", "x", "--share", "0"],
+        ["prefix", "replay", "x", "--stickiness", "inf"],
     ],
 )
 def test_a_wrong_call_exits_with_2_and_says_how(

@@ -247,3 +247,8 @@ def test_a_report_for_people_says_how_copies_compared():
     ]
     assert row.split() == ["to-512", "20", "25%", "1", "2"]
     assert _copies(None) == []
+
+
+def test_a_name_is_one_part_of_the_path_whatever_is_in_it(admin: Admin):
+    assert main(["ab", "report", "a/b c", "--admin", admin.url]) == 0
+    assert admin.asked == [("GET", "/admin/v1/experiments/a%2Fb%20c", "")]

@@ -185,3 +185,9 @@ def test_tokens_take_the_place_of_nothing_before_they_are_whole(tmp_path, capsys
     assert main(["tokens", str(text), str(text), *nobody]) != 0
     assert "is the text itself" in capsys.readouterr().err
     assert text.read_text().startswith('{"prompt"')
+
+
+def test_a_draft_has_a_token_at_least(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["profile", "--tokens", "0"])
+    assert "at least 1" in capsys.readouterr().err
