@@ -205,8 +205,8 @@ Peer = Callable[[int], Any]
 
 def peer_sdpa(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
     """SDPA on contiguous keys and values, an advantage ours do not have."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
-    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - only where it is needed
+    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415 - only where it is needed
 
     if q > 1 or len(set(lens)) > 1 or bench.kv != "bf16" or len(lens) * lens[0] > 1 << 20:
         return {}
@@ -233,9 +233,9 @@ def peer_sdpa(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Pee
 
 def peer_varlen(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
     """FlashAttention 2 inside torch, paged, where this torch has that argument."""
-    import inspect  # noqa: PLC0415
+    import inspect  # noqa: PLC0415 - only where it is needed
 
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - only where it is needed
 
     if "block_table" not in inspect.signature(varlen_attn).parameters:
         raise RuntimeError(f"varlen_attn has no block_table: {inspect.signature(varlen_attn)}")
@@ -245,9 +245,9 @@ def peer_varlen(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, P
 
 def peer_vllm(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
     """Stock vLLM: its Triton attention as its backend calls it, and FlashAttention 3."""
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415
-    from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
-    from vllm.vllm_flash_attn.flash_attn_interface import (  # noqa: PLC0415
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - only where it is needed
+    from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415 - only where it is needed
+    from vllm.vllm_flash_attn.flash_attn_interface import (  # noqa: PLC0415 - only where it is needed
         get_scheduler_metadata,
     )
 

@@ -48,8 +48,8 @@ def meta_call(page: int, kv: str) -> Any:
 
 def peers(query: torch.Tensor, cache: Any, chunk: int, prefix: int) -> dict[str, Any]:
     """Time SDPA, where there is no prefix (it has no such mask), and vLLM's kernels."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
-    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - only where it is needed
+    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415 - only where it is needed
 
     times: dict[str, Any] = {}
     q = query.transpose(0, 1)[None]
@@ -68,10 +68,10 @@ def peers(query: torch.Tensor, cache: Any, chunk: int, prefix: int) -> dict[str,
         except Exception as problem:  # noqa: BLE001 - peers are optional
             say(f"skip {name}: {type(problem).__name__}: {str(problem)[:200]}")
     try:
-        from vllm.v1.attention.ops.triton_unified_attention import (  # noqa: PLC0415
+        from vllm.v1.attention.ops.triton_unified_attention import (  # noqa: PLC0415 - only where it is needed
             unified_attention,
         )
-        from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
+        from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415 - only where it is needed
     except Exception as problem:  # noqa: BLE001 - likewise
         say(f"skip vllm: {type(problem).__name__}: {problem}")
         return times

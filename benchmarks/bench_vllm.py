@@ -64,8 +64,8 @@ def prompts_from(text: bytes) -> list[list[int]]:
 
 def train(options: argparse.Namespace) -> None:
     """Train a Llama of 54 M parameters for so many seconds, and save it with its prompts."""
-    import torch  # noqa: PLC0415
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - only where it is needed
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - only where it is needed
 
     text, held_out = sources(40_000_000)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).cuda()
@@ -106,7 +106,7 @@ def train(options: argparse.Namespace) -> None:
 def generate(options: argparse.Namespace) -> None:
     """Save greedy tokens and the top log probabilities at each."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    from vllm import LLM, SamplingParams  # noqa: PLC0415
+    from vllm import LLM, SamplingParams  # noqa: PLC0415 - only where it is needed
 
     prompts = json.loads((options.model / "prompts.json").read_text())
     llm = LLM(
@@ -147,8 +147,8 @@ def compare(options: argparse.Namespace) -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Run `vllm bench serve` against each engine, `--rounds` times, the order turned each time."""
-    from vllm.benchmarks.serve import add_cli_args, main_async  # noqa: PLC0415
-    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+    from vllm.benchmarks.serve import add_cli_args, main_async  # noqa: PLC0415 - only where it is needed
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415 - only where it is needed
 
     def once(port: str, seed: int) -> dict[str, Any]:
         parser = FlexibleArgumentParser()

@@ -24,7 +24,7 @@ from array import array
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F  # noqa: N812 - torch's own short name
 
 from forebay.kernels.speculative.checkpoint import save_tensors, write_json
 from forebay.kernels.speculative.llama import Llama, LlamaConfig, causal

@@ -139,7 +139,7 @@ class Monitor:
         if endpoint.embedded is not None:
             return
         # Wanted by pools that speculate only.
-        from forebay.adapters.speculation import read_speculation  # noqa: PLC0415
+        from forebay.adapters.speculation import read_speculation  # noqa: PLC0415 - only where it is needed
 
         try:
             async with asyncio.timeout(self._pool.section.health.timeout):

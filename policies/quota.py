@@ -15,12 +15,7 @@ Money is counted in whole billionths ("nano") of the currency: sums of integers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WINDOW_S = 60
 NANO = 1_000_000_000
@@ -330,8 +325,3 @@ def _wait(cap: float, taken: int, more: int, now: float, freed: Window | float) 
 def estimate(price: Price, prompt: int, output: int) -> Estimate:
     """Return what a request of so many predicted tokens takes."""
     return Estimate(1, prompt + output, price.nano(prompt, 0, output) if price is not FREE else 0)
-
-
-def price_of(prices: Mapping[str, Price], model: str) -> Price:
-    """Return what a model costs: nothing where no price is set."""
-    return prices.get(model, FREE)

@@ -23,6 +23,7 @@ from forebay.policies.quota import (
     Estimate,
     Limits,
     Price,
+    estimate,
 )
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class Tariff:
     def estimate(self, request: Request, model: str) -> Estimate:
         """Return what a request takes before it is known what it will use."""
         prompt, output = request.prompt_tokens_estimate, request.output_tokens_estimate
-        if not self.prices:
-            return Estimate(1, prompt + output)
-        price = self.prices.get(model, FREE)
-        return Estimate(1, prompt + output, price.nano(prompt, 0, output))
+        return estimate(self.prices.get(model, FREE), prompt, output)
 
 
 def tariffs_of(config: Config) -> dict[str, Tariff]:

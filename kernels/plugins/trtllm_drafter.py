@@ -55,6 +55,6 @@ class Drafts:
 
 def make_drafter(most: int, *, store: str | None = None, **settings: Any) -> Any:
     """Make an instance of TensorRT-LLM's own Drafter class; call it where that is installed."""
-    from tensorrt_llm._torch.speculative.drafter import Drafter as Base  # noqa: PLC0415
+    from tensorrt_llm._torch.speculative.drafter import Drafter as Base  # noqa: PLC0415 - only where it is needed
 
     return type("ForebayDrafter", (Drafts, Base), {})(most, store=store, **settings)

@@ -119,7 +119,7 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
         self._plans[key] = plan
         return plan
 
-    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):  # noqa: FBT002
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):  # noqa: FBT002 - the engine's signature
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         metadata.forebay = self._step(common_attn_metadata)
         return metadata

@@ -96,8 +96,8 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         read_texts,
     )
 
-    from .heads.training import Recipe, Trainer  # noqa: PLC0415
-    from .llama import load_llama  # noqa: PLC0415
+    from .heads.training import Recipe, Trainer  # noqa: PLC0415 - only where it is needed
+    from .llama import load_llama  # noqa: PLC0415 - only where it is needed
 
     device = arguments.device
     if device == "auto":

@@ -37,11 +37,11 @@ def add(actions: Any) -> None:
 def _eval(arguments: Namespace) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - --help needs none
 
-    from .corpus import read_texts  # noqa: PLC0415
-    from .heads.training import load_head  # noqa: PLC0415
-    from .llama import load_llama  # noqa: PLC0415
-    from .reference.engine import Engine, Plain, Request  # noqa: PLC0415
-    from .reference.laws import Sampling  # noqa: PLC0415
+    from .corpus import read_texts  # noqa: PLC0415 - only where it is needed
+    from .heads.training import load_head  # noqa: PLC0415 - only where it is needed
+    from .llama import load_llama  # noqa: PLC0415 - only where it is needed
+    from .reference.engine import Engine, Plain, Request  # noqa: PLC0415 - only where it is needed
+    from .reference.laws import Sampling  # noqa: PLC0415 - only where it is needed
 
     device = arguments.device
     if device == "auto":
@@ -76,8 +76,8 @@ def _eval(arguments: Namespace) -> dict[str, Any]:
 
 
 def _method(arguments: Namespace, head: Any, target: Any) -> Any:
-    from .reference.eagle import Eagle  # noqa: PLC0415
-    from .reference.medusa import Medusa  # noqa: PLC0415
+    from .reference.eagle import Eagle  # noqa: PLC0415 - only where it is needed
+    from .reference.medusa import Medusa  # noqa: PLC0415 - only where it is needed
 
     if arguments.method != "medusa":
         return Eagle(head, target, depth=arguments.depth, width=arguments.width)

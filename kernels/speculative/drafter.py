@@ -10,7 +10,6 @@ engine.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from .contexts import DEPTH, Contexts, Guess, pack
 from .draft_length import DraftLength
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Sequence
 
 __all__ = ["ANSWER", "PROMPT", "SOURCES", "STORE", "Counts", "Drafter", "History"]
@@ -161,8 +161,3 @@ class Drafter:
         if kept is not None:
             found.append((STORE, kept))
         return found
-
-
-def history_of(tokens: Sequence[int]) -> History:
-    """Start a history from a prompt of any sequence."""
-    return History(array("I", tokens))
