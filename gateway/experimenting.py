@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .experiments.store import Nowhere
 from .experiments.store_file import FileStore
 from .keeper import Keeper
+from .participation import Participation
 from .quality import Quality
 from .shadow import Shadow
 from .telemetry.snapshot import ExperimentStatus
@@ -103,15 +104,18 @@ class Experiments:
             store = self._store or store_of(config, self._file)
             self.keeper = Keeper(store, now=self._now, stopped=self._stopped)
         if self.shadow is None and any(each.shadow for each in config.experiments):
-            self.shadow = app.shadow = Shadow(
+            self.shadow = Shadow(
                 now=self._now, crowded=self._is_crowded, tallies=self._shadow_tallies
             )
         if any(pool.quality for pool in config.pools) and self.quality is None:
-            self.quality = app.quality = Quality(now=self._now, gone=self._gone)
+            self.quality = Quality(now=self._now, gone=self._gone)
         if self.quality is not None:
             self.quality.configure(app.pools.values())
         found = Trials(config, app.pools) if config.experiments else None
-        app.trials, app.keeper = found, self.keeper
+        if self.keeper is not None or self.quality is not None:
+            app.preparation.participation = Participation(
+                found, self.keeper, self.shadow, self.quality
+            )
         if self.keeper is not None:
             self.keeper.targets = {
                 name: (sla.ttft or _ANY, sla.tpot or _ANY)
@@ -122,7 +126,8 @@ class Experiments:
 
     def _gone(self, pool: Pool) -> frozenset[str]:
         """Return a pool's endpoints that are candidates taken back: nothing goes to them."""
-        trials = self._app.trials
+        part = self._app.preparation.participation
+        trials = None if part is None else part.trials
         mine = () if trials is None else [each for each in trials.all if each.pool is pool]
         return frozenset[str]().union(*(each.gone for each in mine))
 

@@ -29,6 +29,7 @@ from forebay.policies.contracts import (
 from forebay.scheduler.lifecycle import Event, State, advance
 from forebay.scheduler.retry import MOVES_ON, Tries, again, may_retry
 
+from .answer_head import answer_head
 from .attempt import COMMENT_AFTER, Attempt
 from .dialects import dialect_of
 from .failing import final, last_event, not_started, shutting_down, told
@@ -394,7 +395,7 @@ class Relay:
         self, content_type: bytes, error: ForebayError | None = None
     ) -> list[tuple[bytes, bytes]]:
         """Return the headers of the answer but for its length."""
-        head = self._app.response_head(self._inbound, self.outcome, content_type, error)
+        head = answer_head(self._inbound, self.outcome, content_type, error)
         head += self.lease.headers()
         return head
 

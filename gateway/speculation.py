@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint
     from .intake import AnyBody
 
-__all__ = ["PoolSpeculation", "judge", "speculation_of"]
+__all__ = ["PoolSpeculation", "speculation_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,6 @@ _MOST_KINDS = 64
 def speculation_of(section: sections.Pool) -> PoolSpeculation | None:
     """Make a pool's; None where no endpoint of it speculates."""
     return None if PoolSpeculation.of(section) is None else PoolSpeculation(section)
-
-
-def judge(
-    own: PoolSpeculation | None, body: AnyBody, output_tokens: int, route: str
-) -> tuple[bool, str]:
-    """Judge a request as its pool does; where no endpoint speculates there is nothing to tell."""
-    return (True, "") if own is None else own.judge(body, output_tokens, route)
 
 
 class PoolSpeculation:

@@ -186,7 +186,7 @@ def test_a_stored_response_is_asked_for_in_origin_form_however_the_caller_wrote(
             kit.running(kit.config([engine.section()])) as gateway,
         ):
             await gateway.ask(kit.post({"input": "hi"}, "/v1/responses"))
-            gateway.app._stored.add(
+            gateway.app.preparation._stored.add(
                 "resp_1",
                 tenant="default",
                 pool="p",
