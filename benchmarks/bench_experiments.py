@@ -51,9 +51,8 @@ class Case:
 
 
 CASES = (
-    Case("equal", HALF, 1000),
-    Case("equal", RAMP, 1000),
-    Case("equal, margins 0", HALF, 1000),
+    *(Case("equal", stages, 2000) for stages in (RAMP, HALF)),
+    *(Case("equal, margins 0", stages, 2000) for stages in (RAMP, HALF)),
     *(Case("all fail", stages, 20) for stages in (RAMP, HALF)),
     *(Case("ttft x2", stages, 500) for stages in (RAMP, HALF)),
     *(Case("ttft x1.2", stages, 3000) for stages in (RAMP, HALF)),

@@ -7,6 +7,7 @@ measure that may not get worse by more than its margin.
 
 - `assignment`: a stable hash that moves only the keys which a change of weights must move;
 - `tallies`: counts of what an arm's requests did, which replicas can add up;
+- `levels`: lays cells of different speed over one another;
 - `bounds`: confidence sequences, valid at any time of looking;
 - `measures`: effects of a candidate against the control, with their intervals;
 - `plan` and `ramp`: the settings, and the state machine that promotes and rolls back;

@@ -5,8 +5,9 @@ interval holds at all times at once. Three kinds:
 
 - *mean*: the ratio of geometric means, stratified: the difference within each cell, weighed by the
   cell's share of all requests, so that an arm which got longer prompts is not thought slower;
-- *quantile*: the ratio of a quantile; over all cells only while both arms have the same mix;
-- *share*: the difference of two rates, likewise.
+- *quantile*: the ratio of a quantile; over all cells, of times over their cell's level (`levels`),
+  and only while both arms have the same mix;
+- *share*: the difference of two rates, while the mix is the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING, Literal
 
 from .bounds import mean_radius, rank_bounds, share_bounds
+from .levels import levelled
 from .tallies import Sketch
 
 if TYPE_CHECKING:
@@ -275,9 +277,7 @@ def _rate(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> Effec
 
 
 def _quantile(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> Effect | None:
-    sketches = [
-        gathered(tallies, arm, pair.cells, measure.of) for arm in (pair.candidate, pair.control)
-    ]
+    sketches = _levelled(tallies, pair, measure)
     if not all(sketch.count for sketch in sketches):
         return None
     (low, high), (other_low, other_high) = (
@@ -297,16 +297,12 @@ def _quantile(tallies: Tallies, pair: Pair, measure: Measure, alpha: float) -> E
     )
 
 
-def gathered(tallies: Tallies, arm: str, cells: Iterable[Cell], name: str) -> Sketch:
-    """Return one distribution of an arm over several cells."""
-    own = tallies.cells(arm)
-    found = [getattr(own[cell], name) for cell in cells if cell in own]
-    if len(found) == 1:
-        return found[0]
-    whole = Sketch()
-    for sketch in found:
-        whole.merge(sketch)
-    return whole
+def _levelled(tallies: Tallies, pair: Pair, measure: Measure) -> tuple[Sketch, Sketch]:
+    ours, theirs = tallies.cells(pair.candidate), tallies.cells(pair.control)
+    found = [cell for cell in pair.cells if cell in ours or cell in theirs]
+    mine = [getattr(ours[cell], measure.of) if cell in ours else Sketch() for cell in found]
+    others = [getattr(theirs[cell], measure.of) if cell in theirs else Sketch() for cell in found]
+    return levelled(mine, others, measure.quantile)
 
 
 def _between(sketch: Sketch, share: float, alpha: float) -> tuple[float, float]:

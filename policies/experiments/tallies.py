@@ -24,6 +24,11 @@ TIMED = ("ttft", "tpot", "e2e", "queue", "length")
 """What is kept as a distribution; seconds, but for `length`: output tokens."""
 
 
+def steps(logarithm: float) -> int:
+    """Return how many buckets wide a factor is, which is given as its logarithm."""
+    return round(logarithm / _WIDTH)
+
+
 def bucket_of(prompt_tokens: int) -> int:
     """Return the index of a prompt's bucket."""
     for index, most in enumerate(BUCKETS):
@@ -59,14 +64,16 @@ class Sketch(Struct, gc=False):
         self.log_total += logarithm * times
         self.log_squares += logarithm * logarithm * times
 
-    def merge(self, other: Sketch) -> None:
-        """Add another's counts."""
-        self.count += other.count
-        self.total += other.total
-        self.log_total += other.log_total
-        self.log_squares += other.log_squares
+    def merge(self, other: Sketch, shift: int = 0) -> None:
+        """Add another's counts, of values that are made larger by `shift` buckets' widths."""
+        moved, count = shift * _WIDTH, other.count
+        self.count += count
+        self.total += other.total * exp(moved)
+        self.log_total += other.log_total + moved * count
+        self.log_squares += other.log_squares + moved * (2 * other.log_total + moved * count)
+        buckets = self.buckets
         for bucket, times in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + times
+            buckets[bucket + shift] = buckets.get(bucket + shift, 0) + times
 
     @property
     def mean(self) -> float:
