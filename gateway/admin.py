@@ -15,6 +15,7 @@ import hmac
 import time
 from collections.abc import Mapping  # noqa: TC003 - pydantic reads the annotations
 from hashlib import sha256
+from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -215,7 +216,10 @@ def _add_pages(app: FastAPI) -> None:
 
 def _failed(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, str(error.detail).lower(), "invalid_request_error")
+    message = str(error.detail)
+    if message == HTTPStatus(error.status_code).phrase:
+        message = message.lower()  # the framework's own
+    return _error(error.status_code, message, "invalid_request_error")
 
 
 def _error(status: int, message: str, kind: str) -> JSONResponse:

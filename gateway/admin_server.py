@@ -11,9 +11,10 @@ import uvicorn
 
 from .admin import admin_app
 from .admin_operations import operations_router
+from .listening import listen, url_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Coroutine, Mapping
 
     from starlette.types import ASGIApp
 
@@ -83,18 +84,19 @@ class _State:
 class AdminServer:
     """One uvicorn in a thread."""
 
-    def __init__(self, server: uvicorn.Server, thread: Thread) -> None:
+    def __init__(self, server: uvicorn.Server, thread: Thread, url: str) -> None:
         self._server = server
         self._thread = thread
+        self.url = url
+        """Where the live page is."""
 
     @classmethod
-    def start(
-        cls, watched: Watched, section: Admin, *, failed: Callable[[str], None]
-    ) -> AdminServer:
-        """Start to serve; `failed` is told, in the thread, when the port cannot be had.
+    def start(cls, watched: Watched, section: Admin) -> AdminServer:
+        """Start to serve. Raises ConfigError when the port cannot be had.
 
         The app is made in the thread, so that FastAPI's import does not hold up the first requests.
         """
+        listening = listen(section.host, section.port, hint="server.admin.port takes another")
         state = _State(watched, asyncio.get_running_loop())
         key = section.key.get_secret_value() if section.key else None
 
@@ -105,8 +107,6 @@ class AdminServer:
             uvicorn.Config(
                 build,
                 factory=True,
-                host=section.host,
-                port=section.port,
                 loop="asyncio",
                 log_config=None,
                 access_log=False,
@@ -115,16 +115,11 @@ class AdminServer:
             )
         )
 
-        def run() -> None:
-            try:
-                server.run()
-            except SystemExit:  # uvicorn's way to say that it cannot listen
-                failed(f"cannot listen on {section.host}:{section.port}")
-
-        logger.info("admin listening", extra={"host": section.host, "port": section.port})
-        thread = Thread(target=run, name="forebay-admin", daemon=True)
+        port = listening.getsockname()[1]
+        logger.info("admin listening", extra={"host": section.host, "port": port})
+        thread = Thread(target=server.run, args=([listening],), name="forebay-admin", daemon=True)
         thread.start()
-        return cls(server, thread)
+        return cls(server, thread, f"{url_of(section.host, port)}/")
 
     def stop(self) -> None:
         """Stop serving."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.gateway.config.errors import ConfigErrors, Fault
+from forebay.gateway.config.suggest import did_you_mean
+from forebay.gateway.config.units import shown
 from forebay.policies.quota import NAMES
 
 from .experiments.store import ExperimentsAway
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from forebay.gateway.config.sections import Tenant
     from forebay.policies.experiments.ramp import What
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 audit = logging.getLogger("forebay.audit")
 
 _SHOWN_DIGITS = 12
+_NAMED = 20
+"""Names that an error lists."""
 
 
 class NotThere(Exception):  # noqa: N818 - what is asked for, not what broke
@@ -144,13 +148,16 @@ class Operations:
 
     async def usage(self, tenant: str | None, since: int) -> Sequence[Row]:
         """Return who used what from a day (as 20261129) on, of one tenant or all."""
-        return await self._process.usage(None if tenant is None else [tenant], since)
+        rows = await self._process.usage(None if tenant is None else [tenant], since)
+        if tenant is not None and not rows:
+            self._find(tenant)  # one that is gone may still have rows, so they are looked for first
+        return rows
 
     def _find(self, name: str) -> Tenant:
         for tenant in self._process.config.tenants:
             if tenant.name == name:
                 return tenant
-        raise NotThere("there is no such tenant")
+        raise _not_there("tenant", name, [each.name for each in self._process.config.tenants])
 
     def _status(self, tenant: Tenant) -> TenantStatus:
         return TenantStatus(
@@ -174,13 +181,17 @@ class Operations:
         """Return what one experiment has shown so far."""
         for report in self._process.experiments.reports(name):
             return report
-        raise NotThere("there is no such experiment")
+        raise self._no_experiment(name)
+
+    def _no_experiment(self, name: str) -> NotThere:
+        named = [each.name for each in self._process.config.experiments]
+        return _not_there("experiment", name, named)
 
     async def decide(self, name: str, what: What, *, arm: str, who: str) -> Report:
         """Promote, pause, resume, roll back or restart an experiment."""
         keeper = self._process.experiments.keeper
         if keeper is None or name not in keeper.live:
-            raise NotThere("there is no such experiment")
+            raise self._no_experiment(name)
         try:
             await keeper.decide(name, what, arm=arm, who=who)
         except ExperimentsAway as error:
@@ -202,11 +213,13 @@ class Operations:
         return EndpointDrain(pool, endpoint, health.drained, one.view.in_flight)
 
     def _endpoint(self, pool: str, endpoint: str) -> tuple[Pool, Endpoint]:
-        found = self._process.app.pools.get(pool)
-        one = None if found is None else found.endpoints.get(endpoint)
-        if found is None or one is None:
-            raise NotThere("there is no such pool or endpoint")
-        return found, one
+        pools = self._process.app.pools
+        if pool not in pools:
+            raise _not_there("pool", pool, pools)
+        endpoints = pools[pool].endpoints
+        if endpoint not in endpoints:
+            raise _not_there("endpoint", endpoint, endpoints)
+        return pools[pool], endpoints[endpoint]
 
     async def reload(self, *, who: str) -> tuple[Fault, ...]:
         """Read the configuration now; return what is wrong with it, nothing when it is in force."""
@@ -215,6 +228,14 @@ class Operations:
         if error is None:
             return ()
         return error.errors if isinstance(error, ConfigErrors) else (Fault(0, "", error.message),)
+
+
+def _not_there(what: str, name: str, known: Iterable[str]) -> NotThere:
+    names = list(known)
+    hint = did_you_mean(name, names)
+    if not hint:
+        hint = f"; there are: {', '.join(names[:_NAMED])}" if names else "; there is none at all"
+    return NotThere(f"there is no {what} {shown(name)}{hint}")
 
 
 def _note(action: str, who: str, **what: object) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from .assembly import Assembly
 from .chores import Chores
 from .experimenting import Experiments
 from .keys import Keys
+from .listening import not_had, url_of
 from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .operations import CannotNow, CannotReach, Operations
@@ -65,10 +65,7 @@ async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) ->
     try:
         return await loop.create_server(factory, host, port, backlog=BACKLOG)
     except OSError as error:
-        # The loops word it differently, and say the address again.
-        known = isinstance(error.errno, int) and error.errno > 0
-        why = os.strerror(error.errno or 0).lower() if known else error.strerror
-        raise ConfigError(f"cannot listen on {host}:{port}: {why}") from error
+        raise not_had(host, port, error, hint="--port takes another") from error
 
 
 def limits_of(config: Config) -> Limits:
@@ -94,7 +91,7 @@ class Process:
         path: Path | None = None,
         read: Callable[[bytes], Config] | None = None,
         loaded: bytes | None = None,
-        banner: Callable[[str], None] | None = None,
+        banner: Callable[[str, str | None], None] | None = None,
     ) -> None:
         self.config = config
         self._path = path
@@ -228,10 +225,12 @@ class Process:
             return None
         from .admin_server import AdminServer  # noqa: PLC0415 - uvicorn and FastAPI take 400 ms
 
-        return AdminServer.start(self, section, failed=self._admin_failed)
-
-    def _admin_failed(self, reason: str) -> None:
-        logger.error("admin port is not served", extra={"reason": reason})
+        try:
+            return AdminServer.start(self, section)
+        except ConfigError as error:
+            # The callers' port is what counts.
+            logger.error("admin port is not served", extra={"reason": error.message})  # noqa: TRY400 - our words say it
+            return None
 
     @property
     def metrics(self) -> Metrics:
@@ -247,8 +246,7 @@ class Process:
         host, port = self.config.server.host, self.port
         logger.info("listening", extra={"host": host, "port": port, "version": __version__})
         if self._banner is not None:
-            shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - to be shown
-            self._banner(f"http://{shown}:{port}")
+            self._banner(url_of(host, port), None if self._admin is None else self._admin.url)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -370,7 +368,7 @@ class Process:
         except StoreAway as error:
             raise CannotReach("the shared counters cannot be reached") from error
         if used is None:
-            raise CannotNow("nothing is metered")
+            raise CannotNow("nothing is metered: the configuration has no tenants")
         return used
 
     async def usage(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:
@@ -380,7 +378,9 @@ class Process:
         except StoreAway as error:
             raise CannotReach("the ledger cannot be read") from error
         if rows is None:
-            raise CannotNow("no usage is kept")
+            raise CannotNow(
+                "no usage is kept: it needs tenants, or a ledger that can be written (state.ledger)"
+            )
         return rows
 
     @staticmethod

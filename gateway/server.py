@@ -52,8 +52,11 @@ def serve(path: Path, *, host: str | None = None, port: int | None = None) -> in
     return uvloop.run(process.run())
 
 
-def serve_config(config: Config, *, banner: Callable[[str], None] | None = None) -> int:
-    """Serve a configuration until told to stop; `banner` is given the address when it listens."""
+def serve_config(config: Config, *, banner: Callable[[str, str | None], None] | None = None) -> int:
+    """Serve a configuration until told to stop.
+
+    `banner` is given the callers' address, and the live page's where there is one, when it listens.
+    """
     _prepare()
     return uvloop.run(Process(config, banner=banner).run())
 

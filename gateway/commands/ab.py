@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+from .asking import KEY
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from .arguments import Commands
 
-_KEY = "FOREBAY_ADMIN_KEY"
 _URL = "http://127.0.0.1:8081"
 _CHANGES = {
     "promote": "give the candidates the next stage's share; after the last stage, everything",
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "ab",
         help="look at A/B experiments, promote them, take them back",
         description="Look at the experiments of a running gateway, promote them, take them back. "
-        f"{_KEY} holds the admin key, where there is one.",
+        f"{KEY} holds the admin key, where there is one.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     status = inner.add_parser("status", help="where the experiments are")
@@ -90,10 +90,7 @@ def tell(arguments: Namespace) -> int:
 
 def decide(arguments: Namespace) -> int:
     """Change an experiment and print where it is now."""
-    query = f"?arm={arguments.arm}" if arguments.arm else ""
-    report = _request(
-        "POST", arguments, f"/{quote(arguments.name, safe='')}/{arguments.what}{query}"
-    )
+    report = _request("POST", arguments, f"/{quote(arguments.name, safe='')}/{arguments.what}")
     if arguments.json:
         return _print_json(report)
     print(_summary(report))
@@ -108,27 +105,10 @@ def _print_json(value: object) -> int:
 
 
 def _request(method: str, arguments: Namespace, path: str) -> dict[str, Any]:
-    import httpx
+    from .asking import ask
 
-    from forebay.policies.contracts import ForebayError
-
-    key = os.environ.get(_KEY)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    url = f"{arguments.admin.rstrip('/')}/admin/v1/experiments{path}"
-    try:
-        answer = httpx.request(method, url, headers=headers, timeout=30.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ForebayError(f"{arguments.admin}: cannot be asked: {error}") from error
-    if answer.status_code != 200:
-        raise ForebayError(f"{arguments.admin}: answered {answer.status_code}: {_why(answer)}")
-    return answer.json()
-
-
-def _why(answer: Any) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "no reason told"
+    params = {"arm": arguments.arm} if getattr(arguments, "arm", "") else None
+    return ask(method, arguments.admin, f"/experiments{path}", params=params)
 
 
 def _summary(report: dict[str, Any]) -> str:

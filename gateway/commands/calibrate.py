@@ -53,7 +53,10 @@ def run(arguments: Namespace) -> int:
     from .profile_file import write_profile
 
     if not re.match(r"https?://[^\s/]", arguments.url):
-        print(f"forebay calibrate: '{arguments.url}' is no http address", file=sys.stderr)
+        print(
+            f"forebay calibrate: '{arguments.url}' is no http address; write http://HOST:PORT",
+            file=sys.stderr,
+        )
         return 2
     measured = asyncio.run(_measure(arguments))
     limits = replace(

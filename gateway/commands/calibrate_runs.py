@@ -19,6 +19,8 @@ import httpx
 from forebay.policies.contracts import EngineFailed, EngineRefused, EngineUnreachable
 from forebay.scheduler.engine_fit import Decode, Limits, Prefill
 
+from .asking import why_unreachable
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -26,6 +28,7 @@ _LETTERS = "bcdfghjklmnprstvwz"
 _VOWELS = "aeiou"
 _FEW, _MANY = 16, 144
 """Output tokens of the answers whose decoding is compared."""
+_NO_KEY = (401, 403)
 _SHORT = 16
 """Words of the prompts whose decoding is measured at short context."""
 
@@ -76,7 +79,7 @@ class Endpoint:
 
     async def introduce(self) -> Limits:
         """Ask for the model and the engine's size, and send one request to warm it up."""
-        cards = json.loads(await self._get("/v1/models"))["data"]
+        cards = self._cards(await self._get("/v1/models"))
         names = [str(card["id"]) for card in cards]
         if self.model and self.model not in names:
             raise EngineRefused(f"there is no model {self.model!r}: {', '.join(names)}")
@@ -87,6 +90,16 @@ class Endpoint:
         warm = await self.ask(64, 8)
         self._per_word = max(0.1, warm.prompt_tokens / 64)
         return Limits(max_model_len=self.max_model_len, **await self._blocks())
+
+    def _cards(self, told: bytes) -> list[dict[str, Any]]:
+        try:
+            cards = [card for card in json.loads(told)["data"] if "id" in card]
+        except (ValueError, KeyError, TypeError):
+            cards = []
+        if not cards:
+            text = f"{self._http.base_url}: GET /v1/models names no model; is it an endpoint's URL?"
+            raise EngineRefused(text)
+        return cards
 
     async def ask(self, prompt_tokens: int, output_tokens: int) -> Answer:
         """Stream one answer of a prompt of about so many tokens."""
@@ -124,21 +137,29 @@ class Endpoint:
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
-                    raise EngineRefused(f"POST /v1/completions was answered {answer.status_code}")
+                    raise self._refused("POST /v1/completions", answer.status_code)
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
                         yield json.loads(line[6:])
         except httpx.HTTPError as error:
-            raise EngineUnreachable(f"POST /v1/completions: {type(error).__name__}") from error
+            raise self._unreachable("POST /v1/completions", error) from error
 
     async def _get(self, path: str) -> bytes:
         try:
             answer = await self._http.get(path)
         except httpx.HTTPError as error:
-            raise EngineUnreachable(f"GET {path}: {type(error).__name__}") from error
+            raise self._unreachable(f"GET {path}", error) from error
         if answer.status_code != 200:
-            raise EngineRefused(f"GET {path} was answered {answer.status_code}")
+            raise self._refused(f"GET {path}", answer.status_code)
         return answer.content
+
+    def _refused(self, what: str, status: int) -> EngineRefused:
+        hint = "; --key-env NAME names the variable with its key" if status in _NO_KEY else ""
+        return EngineRefused(f"{self._http.base_url}: {what} was answered {status}{hint}")
+
+    def _unreachable(self, what: str, error: Exception) -> EngineUnreachable:
+        """Say which endpoint did not answer, and why as far as that is known."""
+        return EngineUnreachable(f"{self._http.base_url}: {what}: {why_unreachable(error)}")
 
     async def _blocks(self) -> dict[str, int]:
         """Read the KV blocks from vLLM's metrics; nothing where they do not say."""

@@ -61,19 +61,16 @@ def run(arguments: Namespace) -> int:
     """Serve the demo until told to stop."""
     from forebay.gateway.server import serve_config
 
-    demo = config(host=arguments.host, port=arguments.port)
-    page = f"http://127.0.0.1:{demo.server.admin.port}/" if demo.server.admin else None
-
-    def show(base_url: str) -> None:
+    def show(base_url: str, page: str | None) -> None:
         print(banner(base_url, page), flush=True)
 
-    return serve_config(demo, banner=show)
+    return serve_config(config(host=arguments.host, port=arguments.port), banner=show)
 
 
 def config(*, host: str = "127.0.0.1", port: int = 8080) -> Config:
     """Return the demo's configuration: three embedded engines in one pool.
 
-    The live page is on the port after the gateway's, where there is one.
+    The live page is on the port after the gateway's, or on any where that one is to be chosen.
     """
     from forebay.gateway.config.sections import (
         Admin,
@@ -85,7 +82,7 @@ def config(*, host: str = "127.0.0.1", port: int = 8080) -> Config:
         SimEndpoint,
     )
 
-    admin = Admin(port=port + 1) if 0 < port < 65535 else None
+    admin = Admin(port=port + 1 if 0 < port < 65535 else 0)
     endpoints = tuple(
         Endpoint(name=f"sim-{i}", engine="sim", sim=SimEndpoint(seed=i)) for i in range(3)
     )

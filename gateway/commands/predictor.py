@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,20 +115,15 @@ def run_serve(arguments: Namespace) -> int:
     """Serve until a signal comes."""
     import uvicorn
 
+    from forebay.gateway.listening import listen, url_of
     from forebay.gateway.weights import load_encoder
-    from forebay.policies.contracts import ForebayError
 
     from .predictor_serve import Server
 
     server = Server(load_encoder(arguments.weights))
-    host, family = arguments.host, socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, arguments.port), family=family)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise ForebayError(f"cannot listen on {host}:{arguments.port}: {why}") from error
-    port = listening.getsockname()[1]
-    print(f"forebay predictor listens on http://{host}:{port}", file=sys.stderr)
+    listening = listen(arguments.host, arguments.port, hint="--port takes another")
+    url = url_of(arguments.host, listening.getsockname()[1])
+    print(f"forebay predictor listens on {url}", file=sys.stderr)
     config = uvicorn.Config(server, log_level="warning")  # type: ignore[arg-type] - ASGI
     uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .asking import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from .arguments import Commands
 
-_KEY = "FOREBAY_ADMIN_KEY"
-
 
 def add(commands: Commands) -> None:
     """Declare the command."""
@@ -25,7 +24,7 @@ def add(commands: Commands) -> None:
         "usage",
         help="say who used what",
         description="Say who used what, by tenant, model and UTC day: from the ledger that a "
-        f"configuration names, from a ledger's file, or from a running gateway. {_KEY} holds the "
+        f"configuration names, from a ledger's file, or from a running gateway. {KEY} holds the "
         "admin key, where there is one.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
@@ -56,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigErrors as errors:
         print(lines(arguments.config, errors), file=sys.stderr)
         return 1
+    if not rows and arguments.tenant is not None:
+        _tell_of_others(arguments)
     if arguments.json:
         print(usage.as_json(rows))
     elif arguments.csv:
@@ -63,6 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(usage.as_table(rows))
     return 0
+
+
+def _tell_of_others(arguments: argparse.Namespace) -> None:
+    """Say that a tenant has no usage at all, where it is so: its name may be wrong."""
+    from forebay.gateway.config.suggest import did_you_mean
+
+    whole = argparse.Namespace(**{**vars(arguments), "tenant": None, "since": None})
+    names = sorted({row.tenant for row in _rows(whole)})
+    if arguments.tenant in names:
+        return
+    others = did_you_mean(arguments.tenant, names) or f"; there is of: {', '.join(names)}"
+    hint = others if names else "; none is kept at all"
+    print(f"forebay usage: no usage of tenant '{arguments.tenant}'{hint}", file=sys.stderr)
 
 
 def _rows(arguments: argparse.Namespace) -> Sequence[Row]:
@@ -127,30 +141,14 @@ def _in_redis(url: str, known: list[str], tenants: list[str] | None, since: int)
 
 def _asked(url: str, **wanted: str | None) -> Sequence[Row]:
     """Ask a running gateway."""
-    import httpx
     import msgspec
 
     from forebay.gateway.quota.ledger import Row
-    from forebay.policies.contracts import ForebayError
 
-    key = os.environ.get(_KEY)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    address = f"{url.rstrip('/')}/admin/v1/usage"
-    try:
-        answer = httpx.get(address, params=asked, headers=headers, timeout=30.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ForebayError(f"{url}: cannot be asked: {error}") from error
-    if answer.status_code != 200:
-        raise ForebayError(f"{url}: answered {answer.status_code}: {_why(answer)}")
-    return msgspec.json.decode(answer.content, type=dict[str, list[Row]])["rows"]
+    from .asking import ask
 
-
-def _why(answer: Any) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "no reason told"
+    params = {name: value for name, value in wanted.items() if value is not None}
+    return msgspec.convert(ask("GET", url, "/usage", params=params), dict[str, list[Row]])["rows"]
 
 
 def _day(text: str) -> str:

@@ -179,7 +179,7 @@ def test_the_demo_names_its_live_page_where_it_has_one():
         "Watch it: http://127.0.0.1:8081/\n"
     )
     admins = [demo.config(port=port).server.admin for port in (8080, 0, 65535)]
-    assert [admin and admin.port for admin in admins] == [8081, None, None]
+    assert [admin and admin.port for admin in admins] == [8081, 0, 0]
 
 
 def test_help_loads_nothing_heavy():

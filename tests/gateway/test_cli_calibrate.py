@@ -105,13 +105,24 @@ def test_an_endpoint_without_such_metrics_keeps_the_usual_size() -> None:
 @pytest.mark.parametrize(
     ("fake", "options", "error"),
     [
-        (Fake(status=400), {}, "POST /v1/completions was answered 400"),
+        (Fake(status=400), {}, "^http://e: POST /v1/completions was answered 400$"),
+        (Fake(status=401), {}, "was answered 401; --key-env NAME names the variable with its key"),
         (Fake(), {"model": "other"}, "there is no model 'other': m"),
     ],
 )
 def test_an_endpoint_that_refuses_is_told(fake: Fake, options: dict[str, Any], error: str) -> None:
     with pytest.raises(EngineRefused, match=error):
         fake.run(**options)
+
+
+@pytest.mark.parametrize("told", ["<html>", "[]", "{}", '{"data": []}', '{"data": [{}]}', "1"])
+def test_who_names_no_model_is_told_to_be_no_endpoint(told: str) -> None:
+    class Other(Fake):
+        def __call__(self, request: httpx.Request) -> httpx.Response:  # noqa: ARG002 - the base's
+            return httpx.Response(200, text=told)
+
+    with pytest.raises(EngineRefused, match="names no model; is it"):
+        Other().run()
 
 
 def test_a_stream_without_tokens_is_a_failure() -> None:
@@ -127,7 +138,8 @@ def test_a_stream_without_tokens_is_a_failure() -> None:
 
 def test_an_endpoint_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "http://127.0.0.1:9"]) == 1
-    assert "GET /v1/models: ConnectError" in capsys.readouterr().err
+    told = "forebay: http://127.0.0.1:9: GET /v1/models: connection refused\n"
+    assert capsys.readouterr().err == told
     assert EngineUnreachable.status == 502
 
 

@@ -1,5 +1,6 @@
 """The demo as a process: what its banner says to paste is pasted."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def banner() -> Iterator[str]:
     lines: list[str] = []
     for line in demo.stdout:
         lines.append(line)
-        if "Ctrl-C" in line:
+        if "Watch it" in line:
             break
     yield "".join(lines)
     demo.send_signal(signal.SIGINT)
@@ -31,6 +32,14 @@ def banner() -> Iterator[str]:
 def snippet(banner: str, start: str) -> str:
     text = banner[banner.index(f"  {start}") :].partition("\n\n")[0]
     return "\n".join(line[2:] for line in text.splitlines())
+
+
+def test_the_live_page_is_where_the_banner_says(banner: str):
+    import urllib.request
+
+    (page,) = re.findall(r"Watch it: (\S+)", banner)
+    with urllib.request.urlopen(page, timeout=60) as answer:
+        assert b"<title>" in answer.read()
 
 
 @pytest.mark.parametrize("start", ["from openai", "from anthropic"])

@@ -231,3 +231,15 @@ def test_a_new_key_may_have_an_end_and_a_note(capsys: pytest.CaptureFixture[str]
 )
 def test_an_end_or_a_note_that_is_none_is_refused(arguments: list[str]):
     assert main(["keys", "new", "acme", *arguments]) == 2
+
+
+def test_a_tenant_without_any_usage_is_told_of_with_those_that_have_some(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, hint in (("acm", "; did you mean 'acme'?"), ("zzz", "; there is of: acme, other")):
+        assert main(["usage", "--ledger", str(ledger), "--tenant", name]) == 0
+        told = f"forebay usage: no usage of tenant '{name}'{hint}\n"
+        assert capsys.readouterr().err == told
+    arguments = ["--ledger", str(ledger), "--tenant", "acme", "--since", "2027-01-01"]
+    assert main(["usage", *arguments]) == 0
+    assert capsys.readouterr().err == ""

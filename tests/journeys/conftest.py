@@ -305,7 +305,7 @@ async def running(
     """Run a gateway; at the end nothing may be held, and no error be logged unless `errors`."""
     root, listening, records = logging.getLogger(), asyncio.Event(), Records()
     before = root.handlers[:], root.level
-    process = Process(settings, banner=lambda _: listening.set(), **options)
+    process = Process(settings, banner=lambda _url, _page: listening.set(), **options)
     task = asyncio.create_task(process.run())
     try:
         await asyncio.sleep(0)  # its first step puts handlers of its own in place of all others

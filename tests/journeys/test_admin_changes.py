@@ -228,23 +228,25 @@ def test_without_a_file_there_is_nothing_to_reload(go: Go, kit: Kit):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "what"),
     [
-        ("GET", "/admin/v1/tenants/nobody"),
-        ("GET", "/admin/v1/tenants/nobody/keys"),
-        ("GET", "/admin/v1/tenants/nobody/limits"),
-        ("POST", "/admin/v1/tenants/nobody/pause"),
-        ("POST", "/admin/v1/tenants/nobody/resume"),
-        ("POST", "/admin/v1/pools/none/endpoints/e0/drain"),
-        ("POST", "/admin/v1/pools/p/endpoints/none/undrain"),
+        ("GET", "/admin/v1/tenants/nobody", "tenant 'nobody'; there are: "),
+        ("GET", "/admin/v1/tenants/nobody/keys", "tenant 'nobody'; there are: "),
+        ("GET", "/admin/v1/tenants/nobody/limits", "tenant 'nobody'; there are: "),
+        ("POST", "/admin/v1/tenants/nobody/pause", "tenant 'nobody'; there are: "),
+        ("POST", "/admin/v1/tenants/ACMEE/resume", "tenant 'ACMEE'; did you mean 'acme'?"),
+        ("POST", "/admin/v1/pools/none/endpoints/e0/drain", "pool 'none'; there are: p"),
+        ("POST", "/admin/v1/pools/p/endpoints/none/undrain", "endpoint 'none'; there are: e0, e1"),
+        ("GET", "/admin/v1/experiments/none", "experiment 'none'; there is none at all"),
+        ("POST", "/admin/v1/experiments/none/pause", "experiment 'none'; there is none at all"),
     ],
 )
-def test_a_name_that_is_none_is_not_found(go: Go, kit: Kit, method: str, path: str):
+def test_a_name_that_is_none_is_not_found(go: Go, kit: Kit, method: str, path: str, what: str):
     async def main() -> None:
         async with kit.running(settings(kit)) as gateway, admin(gateway) as client:
             answer = await client.request(method, path)
             assert answer.status_code == 404
-            assert answer.json()["error"]["message"].startswith("there is no such")
+            assert answer.json()["error"]["message"].startswith(f"there is no {what}")
             assert audited(gateway) == []
 
     go(main())

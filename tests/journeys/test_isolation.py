@@ -183,6 +183,9 @@ def test_the_admin_api_says_what_is_left_and_who_used_what(go: Go, kit: Kit, tmp
             assert (await client.get("/admin/v1/usage?tenant=other")).json() == {"rows": []}
             assert (await client.get("/admin/v1/usage?since=2999-01-01")).json() == {"rows": []}
             assert (await client.get("/admin/v1/usage?since=2026-13-01")).status_code == 422
+            wrong = await client.get("/admin/v1/usage?tenant=acmi")
+            message = "there is no tenant 'acmi'; did you mean 'acme'?"
+            assert (wrong.status_code, wrong.json()["error"]["message"]) == (404, message)
             told = await client.get("/admin/v1/usage?format=csv")
             assert told.headers["content-type"].startswith("text/csv")
             first, second = told.text.splitlines()
@@ -206,5 +209,17 @@ def test_counters_that_are_away_are_said_so(go: Go, kit: Kit):
                 assert answer.status_code == 503
                 assert "cannot be" in answer.json()["error"]["message"]
             assert (await client.get("/admin/v1/tenants")).status_code == 200
+
+    go(main())
+
+
+def test_without_tenants_the_admin_api_says_why_there_is_no_usage(go: Go, kit: Kit):
+    async def main() -> None:
+        async with kit.running(kit.config()) as gateway, admin(gateway) as client:
+            answer = await client.get("/admin/v1/usage")
+            message = (
+                "no usage is kept: it needs tenants, or a ledger that can be written (state.ledger)"
+            )
+            assert (answer.status_code, answer.json()["error"]["message"]) == (409, message)
 
     go(main())

@@ -320,7 +320,10 @@ def test_a_start_that_fails_says_why_and_exits_1(go: Go, kit: Kit, file: Path):
             _, said = await process.communicate()
             assert process.returncode == 1
             reason = json.loads(said.splitlines()[-1])["reason"]
-            assert reason == f"cannot listen on 127.0.0.1:{served.port}: address already in use"
+            assert reason == (
+                f"cannot listen on 127.0.0.1:{served.port}: address already in use; "
+                "--port takes another"
+            )
             assert kit
 
     go(main())

@@ -1,0 +1,37 @@
+"""Takes an address to listen on, or says in plain words why it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from forebay.policies.contracts import ConfigError
+
+
+def listen(host: str, port: int, *, hint: str = "") -> socket.socket:
+    """Listen; port 0 lets the system choose. Raises ConfigError.
+
+    `hint` is what to do where somebody listens there already.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise not_had(host, port, error, hint=hint) from error
+
+
+def not_had(host: str, port: int, error: OSError, *, hint: str = "") -> ConfigError:
+    """Return the error for an address that cannot be had."""
+    # The loops word it differently, and say the address again.
+    known = isinstance(error.errno, int) and error.errno > 0
+    why = os.strerror(error.errno or 0).lower() if known else error.strerror or str(error)
+    then = f"; {hint}" if hint and error.errno == errno.EADDRINUSE else ""
+    return ConfigError(f"cannot listen on {host}:{port}: {why}{then}")
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address to write into a browser on this machine."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - to be shown
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
