@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import msgspec
 from forebay.adapters.base import Call
 from forebay.policies.contracts import ConfigError, EngineFailed, Route
 
+from .extras import is_there, needs
 from .kv_events.feed import Feed
 from .kv_events.messages import Watch
 from .prompts.service import EngineCutter, LocalCutter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
     from forebay.gateway.config import sections
-    from forebay.gateway.config.prefix import Events
+    from forebay.gateway.config.prefix import Events, Prefix
 
     from .endpoint import Endpoint
     from .pools import Pool
@@ -124,18 +124,23 @@ def wants_cutter(prefix: PoolPrefix) -> bool:
 
 def check(pool: sections.Pool) -> None:
     """Raise ConfigError where a pool's tokenizer cannot be used; it is read only later."""
-    prefix = pool.prefix
-    if prefix is None or prefix.mode == "off" or prefix.tokenizer in (None, ENGINE):
-        return
+    fault = None if pool.prefix is None else tokenizer_fault(pool.prefix)
+    if fault is not None:
+        raise ConfigError(f"pool {pool.name}: {fault}")
+
+
+def tokenizer_fault(prefix: Prefix) -> str | None:
+    """Return why a tokenizer cannot be used; None where it can, or none is."""
+    if prefix.mode == "off" or prefix.tokenizer in (None, ENGINE):
+        return None
     path = Path(prefix.tokenizer)
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
-        raise ConfigError(f"pool {pool.name}: there is no tokenizer at {str(file)!r}")
-    if find_spec("tokenizers") is None or find_spec("jinja2") is None:
-        raise ConfigError(
-            f"pool {pool.name}: 'tokenizer' needs the extra of that name; "
-            "pip install 'forebay[tokenizer]', or ask the engines (tokenizer: engine)"
-        )
+        return f"there is no tokenizer at {str(file)!r}"
+    if not is_there("tokenizer"):
+        asking = "; or ask the engines (tokenizer: engine)"
+        return needs("a tokenizer in files", "tokenizer") + asking
+    return None
 
 
 def watch_of(section: Events, block_tokens: int, ticket: int) -> Watch:

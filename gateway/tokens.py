@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from forebay.policies.contracts import ConfigError, Overloaded, Rejected, Unauthorized
 
+from .extras import needs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -156,8 +158,7 @@ class Tokens:
         try:
             import jwt  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport] - looked for, and used in a thread
         except ImportError as error:
-            text = "auth.jwt needs the 'oidc' extra; pip install 'forebay[oidc]'"
-            raise ConfigError(text) from error
+            raise ConfigError(needs("auth.jwt", "oidc")) from error
         self.section = section
         self._fetch = fetch or _fetch
         self._rotated = rotated

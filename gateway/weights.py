@@ -27,9 +27,15 @@ def load_encoder(folder: Path | None = None) -> Encoder:
     try:
         return Encoder.from_files({name: (where / name).read_bytes() for name in FILES})
     except OSError as error:
-        raise ConfigError(f"no weights in {str(where)!r}: {error.strerror}") from error
+        raise ConfigError(f"no weights in {str(where)!r}: {_why(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"the weights in {str(where)!r} cannot be read: {error}") from error
+
+
+def _why(error: OSError) -> str:
+    """Say which of the files is not to be had, and why."""
+    name = Path(error.filename).name if error.filename else "the folder"
+    return f"{name}: {(error.strerror or str(error)).lower()}"
 
 
 def save(folder: Path, contents: Mapping[str, bytes]) -> None:

@@ -4,7 +4,7 @@
 
 Triton ops with plain torch references beside them, plugins that bring them into the engines, and
 speculative drafters. Imports nothing outside the standard library, torch and triton, so that the
-wheel can be installed into an engine's environment with `pip install --no-deps forebay`; and
+wheel can be installed into an engine's environment with `pip install --no-deps`; and
 importing this package loads not even those: names below are fetched when first used.
 
 Words: a *page* is one block of a paged KV cache, a *state* an attention output with its softmax

@@ -115,7 +115,11 @@ def examine() -> list[Finding]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; return 0 where the kernels would run, else 1."""
-    parser = argparse.ArgumentParser(prog="forebay kernels doctor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="forebay kernels",
+        description="Say which kernels would run on this machine and in its engines, and why not. "
+        "'forebay kernels doctor' is the same. Exits with 1 where they do not run.",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
     options = parser.parse_args(argv)
     findings = examine()

@@ -41,7 +41,8 @@ def forward(arguments: Sequence[str], *, module: str = _DOCTOR) -> int:
         doctor = import_module(module)
     except ModuleNotFoundError as error:
         if error.name in {"torch", "triton"}:
-            return _fail(f"the kernels need {error.name}: pip install 'forebay[kernels]'")
+            install = "in forebay's checkout: pip install '.[kernels]'"
+            return _fail(f"the kernels need {error.name}; {install}")
         if error.name and module.startswith(error.name):
             return _fail("the kernels' command is not in this version")
         raise

@@ -14,17 +14,26 @@ if TYPE_CHECKING:
 
     from .arguments import Commands
 
-_DESCRIPTION = """\
-Train and judge predictors of answers' lengths. Data is a folder of sets: NAME_prompts.jsonl(.gz)
-with pid and prompt, and NAME_lengths.parquet or .jsonl(.gz) with pid, model and out_tokens; or one
-NAME.jsonl with prompt, model and output_tokens, as the gateway's outcome log has them.
+_DATA = """\
+Data is a folder of sets: NAME_prompts.jsonl(.gz) with pid and prompt, and NAME_lengths.parquet or
+.jsonl(.gz) with pid, model and out_tokens; or one NAME.jsonl with prompt, model and output_tokens,
+as the gateway's outcome log has them.
 """
+_WHOLE = "Train and judge predictors of answers' lengths, and serve one to a fleet."
+_TRAIN = (
+    f"Train an encoder and write its weights, which 'prediction: {{weights: DIR}}' takes. {_DATA}"
+)
+_EVAL = f"Predict the lengths of answers whose lengths are known, and say how good that is. {_DATA}"
+_SERVE = (
+    "Answer the gateways that have 'predictor: http://HOST:PORT': one process reads the prompts of "
+    "all. It listens until a signal comes, and asks for no key: keep it to your own network."
+)
 
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
     parser = commands.add_parser(
-        "predictor", help="train and judge predictors of answers' lengths", description=_DESCRIPTION
+        "predictor", help="train and judge predictors of answers' lengths", description=_WHOLE
     )
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(own)
@@ -33,7 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_train(commands: Commands) -> None:
-    parser = commands.add_parser("train", help="train an encoder", description=_DESCRIPTION)
+    parser = commands.add_parser("train", help="train an encoder", description=_TRAIN)
     option = parser.add_argument
     option("--data", type=Path, required=True, metavar="DIR", help="what to learn from")
     option("--out", type=Path, required=True, metavar="DIR", help="where the weights go")
@@ -68,7 +77,7 @@ def _add_train(commands: Commands) -> None:
 
 
 def _add_eval(commands: Commands) -> None:
-    parser = commands.add_parser("eval", help="judge predictions", description=_DESCRIPTION)
+    parser = commands.add_parser("eval", help="judge predictions", description=_EVAL)
     option = parser.add_argument
     option("--data", type=Path, required=True, metavar="DIR", help="prompts with true lengths")
     option("--sets", type=_names, default=[], help="only these sets, comma-separated")
@@ -90,7 +99,7 @@ def _add_eval(commands: Commands) -> None:
     option("--learn-sets", type=_names, default=[], help="comma-separated (all)")
     option(
         "--bootstrap",
-        type=int,
+        type=positive,
         default=0,
         metavar="N",
         help="draws of the prompts for 95 %% intervals (none)",
@@ -102,7 +111,7 @@ def _add_eval(commands: Commands) -> None:
 
 def _add_serve(commands: Commands) -> None:
     parser = commands.add_parser(
-        "serve", help="answer `predictor: URL` of a fleet of gateways", description=_DESCRIPTION
+        "serve", help="answer `predictor: URL` of a fleet of gateways", description=_SERVE
     )
     option = parser.add_argument
     option("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -140,6 +149,12 @@ def run_eval(arguments: Namespace) -> int:
     """Print how good predictions are, set by set."""
     from . import predictor_runs
 
+    learns = arguments.kind != "encoder"
+    if learns and arguments.weights is not None:
+        return _wrong(f"--weights is of an encoder; --kind {arguments.kind} learns from --learn")
+    if not learns and (arguments.learn is not None or arguments.learn_sets):
+        return _wrong("--learn is for --kind linear or mean; an encoder has its weights")
+
     return _guarded(predictor_runs.judge, arguments)
 
 
@@ -147,13 +162,19 @@ def _guarded(command: object, arguments: Namespace) -> int:
     try:
         print(command(arguments))  # type: ignore[operator] - one of the two above
     except ValueError as error:
-        print(f"forebay predictor: {error}", file=sys.stderr)
-        return 2
+        return _wrong(str(error))
     except ModuleNotFoundError as error:
-        text = f"{error.name} is missing; install forebay[predictor-train]"
-        print(f"forebay predictor: {text}", file=sys.stderr)
+        from forebay.gateway.extras import needs
+
+        text = needs("this", "predictor-train")
+        print(f"forebay predictor: {error.name} is missing: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def _wrong(text: str) -> int:
+    print(f"forebay predictor: {text}", file=sys.stderr)
+    return 2
 
 
 def _names(text: str) -> list[str]:

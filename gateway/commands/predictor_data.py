@@ -22,6 +22,8 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forebay.gateway.config.suggest import did_you_mean
+from forebay.gateway.extras import needs
 from forebay.policies.contracts import Route
 from forebay.scheduler.length import Example, LengthFeatures
 
@@ -57,9 +59,9 @@ def read_folder(
     """
     files = _files(folder)
     wanted, left_out, examples = _wanted(sets), dict[str, str](), list[Example]()
-    unknown = set(wanted) - set(files)
-    if unknown:
-        raise ValueError(f"{folder}: no set {', '.join(sorted(unknown))}; has {', '.join(files)}")
+    for name in sorted(set(wanted) - set(files)):
+        hint = did_you_mean(name, files) or f"; has {', '.join(files)}"
+        raise ValueError(f"{folder}: no set '{name}'{hint}")
     for name, kinds in files.items():
         if wanted and name not in wanted:
             continue
@@ -91,6 +93,11 @@ def key_of(prompt: str) -> str:
 
 
 def _files(folder: Path) -> dict[str, dict[str, Path]]:
+    if not folder.is_dir():
+        what = (
+            "is a file; give the folder it is in" if folder.exists() else "there is no such folder"
+        )
+        raise ValueError(f"{folder}: {what}")
     found: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _NAME.match(path.name)
@@ -145,8 +152,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number}: {error}") from None
+            except ValueError:
+                raise ValueError(f"{path}: line {number}: is no JSON") from None
             if isinstance(row, dict):
                 yield row
 
@@ -155,9 +162,13 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
-        text = "install forebay[predictor-train] to read Parquet, or give JSON lines"
-        raise ValueError(f"{path}: {text}") from None
-    yield from parquet.read_table(path).to_pylist()
+        text = needs("Parquet", "predictor-train")
+        raise ValueError(f"{path}: {text}; or give JSON lines") from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as Parquet: {error}") from error
+    yield from rows
 
 
 def _examples(name: str, prompt: str, row: dict[str, Any], *, wide: bool) -> Iterator[Example]:
@@ -166,19 +177,30 @@ def _examples(name: str, prompt: str, row: dict[str, Any], *, wide: bool) -> Ite
     for column in sorted(columns)[: None if wide else 1]:
         temperature = float(column[3:].replace("_", "."))
         features = _features(f"{name}-model", prompt, {**row, "temperature": temperature})
-        yield Example(features, int(row[column]), name, key)
+        yield Example(features, _count(row, column), name, key)
     if columns:
         for column in filter(_REFERENCE.match, row if wide else ()):
             features = _features(column.removeprefix("L_gt_"), prompt, row)
-            yield Example(features, int(row[column]), name, key)
+            yield Example(features, _count(row, column), name, key)
         return
     column = next((each for each in _TOKENS if row.get(each) is not None), None)
     if column is None or (column == "ref_tokens" and not row[column]):
         return
     model = str(row.get("model") or row.get("set") or name)
     cut = (row.get("finish_reason") or "stop") not in _WHOLE
-    tokens = int(row[column]) // max(1, int(row.get("answers") or 1))
+    answers = _count(row, "answers") if row.get("answers") else 1
+    tokens = _count(row, column) // max(1, answers)
     yield Example(_features(model, prompt, row), tokens, name, key, cut=cut)
+
+
+def _count(row: Mapping[str, Any], column: str) -> int:
+    try:
+        number = int(row[column])
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise ValueError(f"'{column}' must be a whole number of at least 0")
+    return number
 
 
 def _features(model: str, prompt: str, row: Mapping[str, Any]) -> LengthFeatures:

@@ -55,6 +55,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: Namespace) -> int:
     """Replay and print."""
+    from forebay.gateway.config.suggest import did_you_mean
     from forebay.policies.contracts import ConfigError
     from forebay.scheduler import traces
     from forebay.scheduler.twin import prefixes
@@ -70,7 +71,8 @@ def run(arguments: Namespace) -> int:
         blocks = arguments.blocks or max(1, int(needed * arguments.share / arguments.endpoints))
         for policy in arguments.policy.split(","):
             if policy not in prefixes.POLICIES:
-                raise ConfigError(f"no policy is named '{policy}'; there are {_POLICIES}")
+                hint = did_you_mean(policy, prefixes.POLICIES) or f"; there are {_POLICIES}"
+                raise ConfigError(f"no policy is named '{policy}'{hint}")
             made = prefixes.replay(
                 requests,
                 policy,

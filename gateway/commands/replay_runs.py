@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.gateway.config.suggest import did_you_mean
 from forebay.policies.registry import ORDERINGS
 from forebay.scheduler import traces
 from forebay.scheduler.build import Scheduling
@@ -116,10 +117,12 @@ def make_plan(arguments: Namespace) -> Plan:
     """Check what was asked for and read the traces; raises ValueError."""
     for order in arguments.orders:
         if order not in ORDERINGS:
-            raise ValueError(f"no ordering {order!r}: take some of {', '.join(ORDERINGS)}")
+            hint = did_you_mean(order, ORDERINGS)
+            raise ValueError(f"no ordering {order!r}: take some of {', '.join(ORDERINGS)}{hint}")
     if arguments.predictor not in GUESSES:
         known = ", ".join(GUESSES)
-        raise ValueError(f"no predictor {arguments.predictor!r}: take one of {known}")
+        hint = did_you_mean(arguments.predictor, GUESSES)
+        raise ValueError(f"no predictor {arguments.predictor!r}: take one of {known}{hint}")
     settings = Settings(
         profile=profile_of(arguments.engine_profile),
         endpoints=arguments.endpoints,

@@ -33,6 +33,13 @@ def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Co
 
     `env` stands for the process's environment. Raises ConfigErrors with all that is wrong.
     """
+    return read_with_lines(source, env)[0]
+
+
+def read_with_lines(
+    source: Path | bytes | str, env: Mapping[str, str] | None = None
+) -> tuple[Config, Tree]:
+    """Do as `read` does, and return what knows the line of each place, too."""
     tree = read_tree(_text(source), os.environ if env is None else env)
     config, found = _judge(tree)
     found += find_faults(tree.data)
@@ -40,7 +47,7 @@ def read(source: Path | bytes | str, env: Mapping[str, str] | None = None) -> Co
     faults.update(tree.faults)
     if config is None or faults:
         raise ConfigErrors(tuple(sorted(faults)))
-    return config
+    return config, tree
 
 
 def _judge(tree: Tree) -> tuple[Config | None, list[tuple[Place, str]]]:

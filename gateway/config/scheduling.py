@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from .base import Bytes, Count, Duration, Name, Section, Share
+from .suggest import did_you_mean
+from .units import Substituted, shown
 
 
 def read_limit(value: object) -> object:
@@ -150,7 +152,9 @@ def read_predictor(value: object) -> object:
     """Return a predictor's name, or the URL of one."""
     if value in _PREDICTORS or (isinstance(value, str) and re.match(r"https?://[^\s/]", value)):
         return value
-    raise ValueError(f"must be one of {', '.join(_PREDICTORS)}, or the URL of a predictor")
+    hint = "" if isinstance(value, Substituted) else did_you_mean(str(value), _PREDICTORS)
+    known = ", ".join(_PREDICTORS)
+    raise ValueError(f"{shown(value)} is not one of {known}, nor the URL of a predictor{hint}")
 
 
 class Gate(Section):

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from forebay.gateway.extras import needs
 from forebay.policies.contracts import ConfigError, Route
 from forebay.prefixcache.blocks import token_bytes
 
@@ -122,8 +123,7 @@ def load(folder: str, *, dialect: Dialect = "vllm") -> LocalTokens:
     try:
         from tokenizers import Tokenizer  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - an extra
     except ImportError as error:
-        text = "'tokenizer' needs the 'tokenizer' extra; pip install 'forebay[tokenizer]'"
-        raise ConfigError(text) from error
+        raise ConfigError(needs("a tokenizer in files", "tokenizer")) from error
     path = Path(folder)
     file = path if path.is_file() else path / "tokenizer.json"
     try:

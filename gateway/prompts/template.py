@@ -13,6 +13,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
+from forebay.gateway.extras import needs
 from forebay.policies.contracts import ConfigError
 
 if TYPE_CHECKING:
@@ -175,8 +176,7 @@ def _compile(source: str) -> Template:
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
         from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - likewise
     except ImportError as error:
-        text = "a chat template needs the 'tokenizer' extra; pip install 'forebay[tokenizer]'"
-        raise ConfigError(text) from error
+        raise ConfigError(needs("a chat template", "tokenizer")) from error
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "triton"}:
             raise
-        print(f"forebay: this needs {error.name}: pip install 'forebay[kernels]'", file=sys.stderr)
+        install = "in forebay's checkout: pip install '.[kernels]'"
+        print(f"forebay: this needs {error.name}; {install}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         print(f"forebay: {error}", file=sys.stderr)

@@ -72,7 +72,7 @@ def test_a_right_file_passes_the_check(file: Path, capsys: pytest.CaptureFixture
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: ok (pools: 1, endpoints: 1, tenants: 0)\n"
     assert main(["check", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "errors": []}
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "errors": [], "warnings": []}
 
 
 def test_a_wrong_file_is_told_line_by_line(file: Path, capsys: pytest.CaptureFixture[str]):
@@ -133,7 +133,8 @@ def test_kernels_without_torch_says_what_to_install(
     (tmp_path / "needs_torch_here.py").write_text("raise ModuleNotFoundError(name='torch')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert kernels.forward([], module="needs_torch_here") == 1
-    assert "need torch: pip install 'forebay[kernels]'" in capsys.readouterr().err
+    told = "the kernels need torch; in forebay's checkout: pip install '.[kernels]'"
+    assert told in capsys.readouterr().err
 
 
 def test_kernels_that_are_not_there_are_not_in_this_version(capsys: pytest.CaptureFixture[str]):

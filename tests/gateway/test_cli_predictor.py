@@ -118,10 +118,44 @@ def test_a_wide_file_has_an_answer_at_each_temperature(tmp_path: Path):
     ("files", "arguments", "said"),
     [
         ({}, [], "no .jsonl or .parquet files in it"),
-        ({"a.jsonl": "{"}, [], "a.jsonl: line 1: "),
+        ({"a.jsonl": "{"}, [], "a.jsonl: line 1: is no JSON"),
         ({"a.jsonl": "[1]"}, [], "no prompts with lengths in it"),
-        ({"a.jsonl": '{"prompt": "x", "out_tokens": "many"}'}, [], "a.jsonl: row 1: invalid"),
-        ({"a.jsonl": '{"prompt": "x", "out_tokens": 1}'}, ["--sets", "b"], "no set b; has a"),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": "many"}'},
+            [],
+            "a.jsonl: row 1: 'out_tokens' must be a whole number of at least 0",
+        ),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": -3}'},
+            [],
+            "a.jsonl: row 1: 'out_tokens' must be a whole number of at least 0",
+        ),
+        ({"a.jsonl": '{"prompt": "x", "out_tokens": 1}'}, ["--sets", "b"], "no set 'b'; has a"),
+        (
+            {"alpaca.jsonl": '{"prompt": "x", "out_tokens": 1}'},
+            ["--sets", "alpca"],
+            "no set 'alpca'; did you mean 'alpaca'?",
+        ),
+        (
+            {"a_prompts.jsonl": '{"pid": "1", "prompt": "x"}', "a_lengths.parquet": "x"},
+            [],
+            "a_lengths.parquet: cannot be read as Parquet: ",
+        ),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": 1}'},
+            ["--learn", "x"],
+            "--learn is for --kind linear or mean; an encoder has its weights",
+        ),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": 1}'},
+            ["--kind", "mean", "--weights", "x"],
+            "--weights is of an encoder; --kind mean learns from --learn",
+        ),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": 1}'},
+            ["--bootstrap", "-3"],
+            "'-3' is no whole number of at least 1",
+        ),
     ],
 )
 def test_data_that_cannot_be_read_is_told(
@@ -139,11 +173,32 @@ def test_data_that_cannot_be_read_is_told(
 
 
 def test_no_such_folder_and_no_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["predictor", "eval", "--data", str(tmp_path / "none")]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    for folder, why in (
+        (tmp_path / "none", "there is no such folder"),
+        (Path(__file__), "is a file; give the folder it is in"),
+    ):
+        assert main(["predictor", "eval", "--data", str(folder)]) == 2
+        assert capsys.readouterr().err == f"forebay predictor: {folder}: {why}\n"
     call = ["predictor", "eval", "--data", str(written(tmp_path)), "--weights", str(tmp_path)]
     assert main(call) == 1
-    assert f"no weights in '{tmp_path}'" in capsys.readouterr().err
+    told = f"forebay: no weights in '{tmp_path}': meta.json: no such file or directory\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (["predictor", "serve"], "Answer the gateways that have 'predictor: http://HOST:PORT'"),
+        (["predictor", "train"], "Train an encoder and write its weights"),
+        (["predictor", "eval"], "Predict the lengths of answers"),
+        (["kernels"], "usage: forebay kernels [-h]"),
+    ],
+)
+def test_help_is_of_the_command_itself(
+    call: list[str], told: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*call, "--help"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_weights_that_are_written_again_keep_the_last_three(tmp_path: Path):

@@ -134,6 +134,8 @@ def test_the_picture_has_a_line_for_each_order_and_panel(trace: str, tmp_path: P
             ["--predictor", "best"],
             "no predictor 'best': take one of oracle, mean, none, ssjf, encoder, linear",
         ),
+        (["--predictor", "liner"], "linear; did you mean 'linear'?"),
+        (["--orders", "fcsf"], "; did you mean 'fcfs'?"),
         (["--engine-profile", "h100"], "no profile 'h100': did you mean 'h200-8b'"),
         (["--load", "0"], "a load must be above 0 and at most 10"),
         (["--load", "much"], "'much' is no load such as 0.95 or .7,.95"),

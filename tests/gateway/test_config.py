@@ -9,6 +9,7 @@ from forebay.gateway.config.errors import ConfigErrors, Fault
 from forebay.gateway.config.load import first_errors
 from forebay.gateway.config.scheduling import Order
 from forebay.gateway.config.sections import Config, Drain, Endpoint, Pool, Timeouts
+from forebay.gateway.config.suggest import nearest
 from forebay.gateway.keys import digest_of
 from forebay.policies.registry import ORDERINGS
 
@@ -283,11 +284,48 @@ def test_every_predictor_may_be_named_or_is_a_url(predictor: str):
     assert config.pools[0].scheduling.predictor == predictor
 
 
-@pytest.mark.parametrize("predictor", ["best", "ftp://x", "http://", 3])
-def test_other_predictors_are_refused(predictor: object):
-    message = "must be one of encoder, linear, mean, none, or the URL of a predictor"
+@pytest.mark.parametrize(
+    ("predictor", "hint"),
+    [
+        ("best", ""),
+        ("ftp://x", ""),
+        ("http://", ""),
+        (3, ""),
+        ("encodr", "; did you mean 'encoder'?"),
+    ],
+)
+def test_other_predictors_are_refused(predictor: object, hint: str):
+    known = "encoder, linear, mean, none, nor the URL of a predictor"
+    message = f"'{predictor}' is not one of {known}{hint}"
     found = errors(with_line(f"    scheduling: {{predictor: {predictor!r}}}"))
     assert found == [(7, "pools[0].scheduling.predictor", message)]
+
+
+def test_a_predictor_from_the_environment_is_not_repeated():
+    text = with_line("    scheduling: {predictor: '${SECRET}'}")
+    with pytest.raises(load.ConfigErrors) as caught:
+        load.read(text, {"SECRET": "encodr"})
+    assert "encodr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [
+        ("sticky", "sticky_until_saturated"),
+        ("stiky", "sticky_until_saturated"),
+        ("load", "least_load"),
+        ("ring", "hash_ring"),
+        ("least-load", "least_load"),
+    ],
+)
+def test_a_part_of_a_policys_name_is_enough_to_find_it(word: str, policy: str):
+    ((_, _, message),) = errors(with_line(f"    prefix: {{policy: {word}}}"))
+    assert message.endswith(f"; did you mean '{policy}'?")
+
+
+def test_a_part_that_several_names_have_finds_none():
+    assert nearest("most", ["most_requests", "most_bytes"]) is None
+    assert nearest("zzz", ["most_requests", "bytes"]) is None
 
 
 @pytest.mark.parametrize("order", get_args(Order))
