@@ -66,6 +66,14 @@ class Drain(_Model):
     in_flight: int
 
 
+class Warming(_Model):
+    """How many hot prefixes are still to be prefilled at an endpoint."""
+
+    pool: str
+    endpoint: str
+    left: int
+
+
 class Usage(_Model):
     """What one tenant used of one model on one UTC day."""
 
@@ -156,6 +164,17 @@ def _add_changes(router: APIRouter, known: Operations, call: Call) -> None:
         """Place on an endpoint again."""
         change = known.drain(pool, endpoint, drained=False, who=request.state.who)
         return Drain.model_validate(_done(call, change))
+
+    @router.post("/pools/{pool}/endpoints/{endpoint}/warm")
+    def warm(pool: str, endpoint: str, request: Request) -> Warming:  # pyright: ignore[reportUnusedFunction] - likewise
+        """Prefill the pool's hot prefixes at an endpoint, in the gaps that callers leave."""
+        begun = known.warm(pool, endpoint, who=request.state.who)
+        return Warming.model_validate(_done(call, begun))
+
+    @router.get("/pools/{pool}/endpoints/{endpoint}/warm")
+    def warming(pool: str, endpoint: str) -> Warming:  # pyright: ignore[reportUnusedFunction] - likewise
+        """Say how many are still to be prefilled."""
+        return Warming.model_validate(_done(call, known.warming(pool, endpoint)))
 
     @router.post("/reload", responses={422: {"model": Reloaded}})
     def reload(request: Request, response: Response) -> Reloaded:  # pyright: ignore[reportUnusedFunction] - likewise

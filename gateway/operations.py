@@ -98,6 +98,15 @@ class EndpointDrain:
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """How many hot prefixes are still to be prefilled at an endpoint."""
+
+    pool: str
+    endpoint: str
+    left: int
+
+
 class Operations:
     """Looks and changes, by name. Raises NotThere for a name that is none."""
 
@@ -211,6 +220,26 @@ class Operations:
         action = "drain endpoint" if drained else "undrain endpoint"
         _note(action, who, pool=pool, endpoint=endpoint, changed=changed)
         return EndpointDrain(pool, endpoint, health.drained, one.view.in_flight)
+
+    async def warming(self, pool: str, endpoint: str) -> Warming:
+        """Return how far an endpoint is from being warm."""
+        found, _ = self._warmed(pool, endpoint)
+        return Warming(pool, endpoint, found.warming(endpoint))
+
+    async def warm(self, pool: str, endpoint: str, *, who: str) -> Warming:
+        """Prefill the pool's hot prefixes at an endpoint, in the gaps that callers leave."""
+        found, one = self._warmed(pool, endpoint)
+        if not one.health.usable:
+            raise CannotNow("this endpoint is out of the rotation")
+        left = found.warm(one, self._process.app.now())
+        _note("warm endpoint", who, pool=pool, endpoint=endpoint, prompts=left)
+        return Warming(pool, endpoint, left)
+
+    def _warmed(self, pool: str, endpoint: str) -> tuple[Pool, Endpoint]:
+        found, one = self._endpoint(pool, endpoint)
+        if found.prefix is None or found.prefix.warmer is None:
+            raise CannotNow(f"pool {pool} keeps no hot prefixes; set 'prefix.warm'")
+        return found, one
 
     def _endpoint(self, pool: str, endpoint: str) -> tuple[Pool, Endpoint]:
         pools = self._process.app.pools

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint
     from .relay import Relay
     from .telemetry.histogram import Histogram
+    from .warming import Warmer
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +216,7 @@ class Pool:
             if self.reading is not None and not request.avoid:
                 inbound = relay.inbound
                 self.reading.ask(request, inbound.body, answers(inbound.body))
+            self._make_way(now)
         else:
             if self.reading is not None and not request.avoid:
                 self.reading.idle()
@@ -328,6 +330,8 @@ class Pool:
         settings = self._believed(settings)
         changed = settings != self._settings
         if section.prefix != self._prefix_section:
+            if self._warmer is not None:
+                self._warmer.close()
             self.prefix, self._prefix_section = prefix_of(section), section.prefix
             changed = True
         journal = journal_of(section, self._journal)
@@ -422,7 +426,11 @@ class Pool:
             },
         )
         self._changed(self.name, endpoint.name, shown_state(endpoint, now))
+        if up:
+            self.warm(endpoint, now)
         self.refresh(endpoint, now)
+        if not endpoint.view.usable:
+            self._make_way(now)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Take in that an engine is a new process: its cache is empty."""
@@ -438,13 +446,16 @@ class Pool:
     def refresh(self, endpoint: Endpoint, now: float) -> None:
         """Copy an endpoint's health into its view."""
         view, health = endpoint.view, endpoint.health
-        usable, share = health.usable, health.share(now)
+        usable, share = health.usable and not self._kept_out(endpoint, now), health.share(now)
         if (usable, share) != (view.usable, view.share):
             view.usable, view.share = usable, share
             self.wake(now)
 
     def tick(self, now: float) -> None:
         """Let time pass: breakers half-open, slow starts, deadlines of those who wait."""
+        warmer = self._warmer
+        if warmer is not None:
+            warmer.tick(now, waiting=bool(self.waiting))
         for endpoint in self.endpoints.values():
             due = endpoint.health.next_tick(now)
             if due is not None:
@@ -470,8 +481,44 @@ class Pool:
     def close(self) -> None:
         """Let go of threads and files, when its last request has ended."""
         self._flush()
+        if self._warmer is not None:
+            self._warmer.close()
         if self.reading is not None:
             self.reading.close()
+
+    # -- warming ---------------------------------------------------------------------------------
+
+    @property
+    def _warmer(self) -> Warmer | None:
+        return None if self.prefix is None else self.prefix.warmer
+
+    def warm(self, endpoint: Endpoint, now: float) -> int:
+        """Begin to prefill hot prefixes there; return how many are to be."""
+        warmer = self._warmer
+        return 0 if warmer is None else warmer.begin(endpoint, now)
+
+    def warming(self, endpoint: str) -> int:
+        """Return how many hot prefixes are still to be prefilled there."""
+        warmer = self._warmer
+        return 0 if warmer is None else warmer.left.get(endpoint, 0)
+
+    def _kept_out(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether it is to be warm first, and can be spared."""
+        warmer = self._warmer
+        if warmer is None or not warmer.keeps_out(endpoint.name, now):
+            return False
+        others = [e.view for e in self.endpoints.values() if e is not endpoint and e.view.usable]
+        models = frozenset[str]().union(*(view.models for view in others))
+        return any(not view.models for view in others) or bool(
+            endpoint.view.models and endpoint.view.models <= models
+        )
+
+    def _make_way(self, now: float) -> None:
+        """Warm nothing just now, and let in whoever was to be warm first: it is wanted."""
+        warmer = self._warmer
+        if warmer is not None and warmer.active:
+            for endpoint in warmer.make_way():
+                self.refresh(endpoint, now)
 
     def speculated(self, endpoint: Endpoint, reading: Drafts, now: float) -> None:
         """Take in what an engine says of its drafts."""

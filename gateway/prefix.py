@@ -26,6 +26,7 @@ from forebay.prefixcache.learned import Learned
 from .prefix_source import EndpointEvents
 from .prefix_text import prompt_text
 from .prompts.service import ROUTES
+from .warming import Warmer, cut_text, cut_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from .intake import AnyBody
     from .prompts.service import Cutter
+    from .warming import Beginning
 
 _MOST_ROOTS = 4096
 _MOST_EARLY = 1000
@@ -74,6 +76,10 @@ class PoolPrefix:
         self.score = self._score()
         self.events: dict[str, EndpointEvents] = {}
         """By endpoint, where they are read."""
+        self.warmer: Warmer | None = None
+        """Prefills hot prefixes on endpoints that join; None where that is not asked for."""
+        if section.warm is not None:
+            self.warmer = Warmer(pool, section.warm, holds=self._holds, warmed=self._warmed)
         self.predicted_tokens = 0
         """Of predicted hits, where requests were placed."""
         self.miscounted = 0
@@ -136,13 +142,42 @@ class PoolPrefix:
         else:
             blocks, prompt = self._chain(tokens, request.model, salt), len(tokens) // 4
         left = prompt - self.longest(blocks, prompt)
-        return replace(
+        named = replace(
             request,
             blocks=blocks,
             counted=tokens is not None,
             prompt_tokens_estimate=prompt,
             uncached_tokens=left,
         )
+        self.met(named, body, salt=salt.hex() or None, tokens=tokens)
+        return named
+
+    def met(
+        self, request: Request, body: AnyBody, *, salt: str | None, tokens: bytes | None = None
+    ) -> None:
+        """Take note of what a prompt has in common with others, for whoever warms caches."""
+        warmer, blocks = self.warmer, request.blocks
+        if warmer is None or not blocks:
+            return
+        hit = max(self.index.match(blocks).values(), default=0)
+
+        def cut() -> Beginning | None:
+            if tokens is None:
+                return cut_text(request, body, hit * self._block_bytes, salt)
+            return cut_tokens(request, tokens[: hit * 4 * self.section.block_tokens], salt)
+
+        warmer.met(request, hit, request.arrived, cut)
+
+    def _holds(self, endpoint: str, chain: Sequence[BlockHash]) -> bool:
+        return self.index.match(chain).get(endpoint, 0) == len(chain)
+
+    def _warmed(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
+        """Expect a prefix where it was prefilled; where events tell, they do."""
+        if endpoint in self.learned.told:
+            return
+        self.learned.placed(endpoint, chain)
+        if self.learned.share is not None:
+            self.learned.share(endpoint, chain)
 
     def _chain(self, tokens: bytes, model: str, salt: bytes) -> tuple[BlockHash, ...]:
         key = (self._adapters.get(model, ""), salt)
@@ -313,6 +348,8 @@ class PoolPrefix:
         self.events.pop(endpoint, None)
         self.epochs.pop(endpoint, None)
         self.work.forget(endpoint)
+        if self.warmer is not None:
+            self.warmer.end(endpoint)
 
     def tick(self, now: float, endpoints: Iterable[str]) -> None:
         """Let time pass."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from forebay.prefixcache.index import Source
 
-from .telemetry.snapshot import PrefixSource, PrefixStatus, SharingStatus
+from .telemetry.snapshot import PrefixSource, PrefixStatus, SharingStatus, WarmingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .prefix import PoolPrefix
     from .prefix_sharing import Sharing
+    from .warming import Warmer
 
 
 def prefix_status(prefix: PoolPrefix, endpoints: Iterable[str]) -> PrefixStatus:
@@ -30,7 +31,13 @@ def prefix_status(prefix: PoolPrefix, endpoints: Iterable[str]) -> PrefixStatus:
         emptied=learned.emptied,
         prompts={} if cutter is None else prompts,
         sources=tuple(_source(prefix, endpoint) for endpoint in endpoints),
+        warming=None if prefix.warmer is None else _warming(prefix.warmer),
     )
+
+
+def _warming(warmer: Warmer) -> WarmingStatus:
+    hot = warmer.hot
+    return WarmingStatus(len(hot), hot.size, warmer.left, dict(warmer.results), warmer.tokens)
 
 
 def sharing_status(sharing: Sharing | None) -> SharingStatus:

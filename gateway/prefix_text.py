@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from .intake import AnyBody
 
 _CONVERSATIONS = frozenset({Route.CHAT, Route.MESSAGES, Route.RESPONSES})
+_HEAD = ("system", "instructions", "tools")
 _END = b"\x1e"
+_SHAPING = ("system", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
+"""Members besides the messages that a template may write into a prompt."""
+_PART_IN = ".", "user"
+"""What stands after a beginning that a template could not end with, and who says it."""
 
 
 def prompt_text(route: Route, body: AnyBody) -> bytes:
@@ -22,7 +27,7 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     """
     if route in _CONVERSATIONS:
         pieces: list[bytes] = []
-        for name in ("system", "instructions", "tools"):
+        for name in _HEAD:
             if name in body.members:
                 pieces += (_canonical(body.get(name)), _END)
         said = body.get("input" if route is Route.RESPONSES else "messages")
@@ -38,6 +43,72 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[reportUnknownVariableType] - any JSON
     return b"" if prompt is None else _canonical(prompt)
+
+
+def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:
+    """Return members of a body whose prompt begins as this one's: with `size` bytes of its text.
+
+    Or with a little less, where these end inside what cannot be cut. None for a route of which
+    nothing can be cut. Nothing of the prompt's text after those bytes is in it.
+    """
+    if route is Route.COMPLETIONS:
+        return _beginning_of_text(body.get("prompt"), size)
+    if route not in (Route.CHAT, Route.MESSAGES):
+        return None
+    heads = (len(_canonical(body.get(name))) + 1 for name in _HEAD if name in body.members)
+    said: Any = body.get("messages")
+    if not isinstance(said, list):
+        return None
+    messages = _first_messages(said, size - sum(heads))  # type: ignore[reportUnknownArgumentType] - any JSON
+    last: Any = messages[-1] if messages else {}
+    content, role = _PART_IN
+    if last.get("role") != role:
+        messages.append({"role": role, "content": content})
+    shaping = {name: body.get(name) for name in _SHAPING if name in body.members}
+    return {**shaping, "messages": messages}
+
+
+def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # type: ignore[reportUnknownVariableType] - any JSON
+    if isinstance(prompt, str):
+        cut = _cut(prompt, size)
+        return {"prompt": cut} if cut else None
+    if not isinstance(prompt, list):
+        return None
+    whole, comma, _ = _canonical(prompt)[:size].rpartition(b",")
+    return {"prompt": msgspec.json.decode(whole + b"]")} if comma else None
+
+
+def _first_messages(said: list[Any], left: int) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for message in said:
+        if not isinstance(message, dict):
+            break
+        pieces: list[bytes] = []
+        _write(message, pieces)
+        size = sum(map(len, pieces))
+        if size > left:
+            part = _part(message, left)  # type: ignore[reportUnknownArgumentType] - any JSON
+            return [*messages, part] if part else messages
+        messages.append(message)  # type: ignore[reportUnknownArgumentType] - likewise
+        left -= size
+    return messages
+
+
+def _part(message: dict[str, Any], left: int) -> dict[str, Any] | None:
+    """Return a message with the beginning of what it says, where that is plain text."""
+    role, content = str(message.get("role")), message.get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):  # type: ignore[reportUnknownArgumentType] - any JSON
+        content = content[0].get("text")  # type: ignore[reportUnknownMemberType, reportUnknownVariableType] - JSON
+    if not isinstance(content, str):
+        return None
+    said = _cut(content, left - len(role.encode("utf-8", "replace")) - 1)
+    return {"role": role, "content": said} if said else None
+
+
+def _cut(text: str, size: int) -> str:
+    return text.encode("utf-8", "replace")[: max(0, size)].decode("utf-8", "ignore")
 
 
 def _write(message: Any, pieces: list[bytes]) -> None:

@@ -92,6 +92,9 @@ class Preparation:
         if route is Route.RESPONSES and "previous_response_id" in body.members:
             endpoint = self._pinned(body, tenant)
         self._fill_in(inbound, message, endpoint)
+        prefix = inbound.pool.prefix
+        if prefix is not None and prefix.warmer is not None:
+            prefix.met(inbound.request, body, salt=call.cache_salt)
         return inbound
 
     def read_stored(self, message: Message) -> Inbound:

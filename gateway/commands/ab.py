@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from .asking import KEY
+from .asking import KEY, add_address
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from .arguments import Commands
 
-_URL = "http://127.0.0.1:8081"
 _CHANGES = {
     "promote": "give the candidates the next stage's share; after the last stage, everything",
     "pause": "keep the shares as they are; guardrails still roll back",
@@ -54,7 +53,7 @@ def add(commands: Commands) -> None:
 
 
 def _ask(parser: ArgumentParser) -> None:
-    parser.add_argument("--admin", metavar="URL", default=_URL, help="the admin port (%(default)s)")
+    add_address(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

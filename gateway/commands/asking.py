@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any
 from forebay.policies.contracts import ForebayError
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Mapping
 
     import httpx
 
 KEY = "FOREBAY_ADMIN_KEY"
 """Environment variable that holds the admin key, where there is one."""
+_URL = "http://127.0.0.1:8081"
 _ADDRESS = re.compile(r"https?://[^\s/]")
 _HINTS: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: f"; {KEY} must hold that of server.admin",
     HTTPStatus.FORBIDDEN: f"; without a key only its own machine may ask; set one, and {KEY}",
 }
+
+
+def add_address(parser: ArgumentParser) -> None:
+    """Declare where the admin port is."""
+    parser.add_argument("--admin", metavar="URL", default=_URL, help="the admin port (%(default)s)")
 
 
 def ask(method: str, admin: str, path: str, *, params: Mapping[str, str] | None = None) -> Any:

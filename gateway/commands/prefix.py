@@ -1,4 +1,4 @@
-"""`forebay prefix replay`: what placement by prefix would have hit on a trace."""
+"""`forebay prefix`: what placement by prefix would have hit on a trace, and warming."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import prefix_warm
 from .arguments import above_zero, positive
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ _POLICIES = "sticky_until_saturated,least_load,round_robin,session_hash"
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "prefix", help="look at prefix caching", description="Look at prefix caching."
+        "prefix",
+        help="look at prefix caching, warm endpoints",
+        description="Look at prefix caching.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     replay = actions.add_parser(
@@ -51,6 +54,7 @@ def add(commands: Commands) -> None:
     replay.add_argument("--seed", type=int, default=0, help="spreads ties (%(default)s)")
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.set_defaults(run=run)
+    prefix_warm.add(actions)
 
 
 def run(arguments: Namespace) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Count, Duration, Section
+from .base import Bytes, Count, Duration, Section
 from .values import check_zmq
 
 Address = Annotated[
@@ -45,6 +45,37 @@ class Weights(Section):
     hit: float = Field(default=2.0, ge=0, le=1000, description="the cached share of a prompt")
     load: float = Field(default=1.0, ge=0, le=1000, description="few tokens in flight")
     kv: float = Field(default=0.5, ge=0, le=1000, description="room in the KV cache")
+
+
+class Warm(Section):
+    """Prefill hot prefixes on an endpoint that joins. Keeps their text in memory, nowhere else."""
+
+    rate: float = Field(
+        default=2.0,
+        gt=0,
+        le=4,
+        description="prompts a second for each endpoint at most, one after the other",
+    )
+    most: Count = Field(default=64, ge=1, le=4096, description="hot prefixes kept")
+    most_bytes: Bytes = Field(
+        default=16 << 20, ge=1024, description="text of hot prefixes kept, all together"
+    )
+    uses: Count = Field(
+        default=3,
+        ge=2,
+        le=1000,
+        description="prompts that must have begun so before; what is less common is never kept",
+    )
+    limit: Duration = Field(
+        default=60.0, gt=0, le=3600, description="longest time to warm one endpoint"
+    )
+    hold: Duration = Field(
+        default=0.0,
+        ge=0,
+        le=600,
+        description="keep it out of the rotation meanwhile, at most so long and only while nothing "
+        "waits and others serve its models",
+    )
 
 
 class Prefix(Section):
@@ -90,4 +121,8 @@ class Prefix(Section):
         default=False,
         description="tenants share cached prefixes; else each has its own, in engines that keep "
         "a cache_salt",
+    )
+    warm: Warm | None = Field(
+        default=None,
+        description="prefill hot prefixes on an endpoint that joins; without it no text is kept",
     )

@@ -192,6 +192,24 @@ PREFIX_FAULTS = _counter(
     ("pool", "endpoint", "kind"),
     "numbers missing, new processes, events not read, blocks whose beginning was missed",
 )
+PREFIX_HOT = _gauge(
+    "forebay_prefix_hot_prefixes", _POOL, "prefixes whose text is kept, to warm endpoints with"
+)
+PREFIX_HOT_BYTES = _gauge("forebay_prefix_hot_bytes", _POOL, "text of those")
+PREFIX_WARMING = _gauge(
+    "forebay_prefix_warming_prompts",
+    ("pool", "endpoint"),
+    "prompts still to be sent to an endpoint that is being warmed",
+)
+PREFIX_WARMED = _counter(
+    "forebay_prefix_warm_prompts_total",
+    ("pool", "result"),
+    "prompts sent to warm endpoints: warmed, failed, gave_way (to callers, sent again later) or "
+    "held (there already)",
+)
+PREFIX_WARM_TOKENS = _counter(
+    "forebay_prefix_warm_tokens_total", _POOL, "prompt tokens that engines prefilled to be warm"
+)
 PREFIX_AWAY = _gauge(
     "forebay_prefix_sharing_away", (), "1 while replicas cannot tell each other of prefixes"
 )

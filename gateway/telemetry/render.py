@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         QueueStatus,
         QuotaStatus,
         Snapshot,
+        WarmingStatus,
     )
 
 
@@ -196,6 +197,17 @@ def _prefixes(pools: Mapping[str, PrefixStatus]) -> Iterator[Family]:
     yield _counter(catalog.PREFIX_EVENTS, {at: s.events for at, s in sources})
     faults = {(*at, kind): count for at, s in sources for kind, count in s.faults.items()}
     yield _counter(catalog.PREFIX_FAULTS, faults)
+    yield from _warming({n: p.warming for n, p in pools.items() if p.warming is not None})
+
+
+def _warming(pools: Mapping[str, WarmingStatus]) -> Iterator[Family]:
+    yield _gauge(catalog.PREFIX_HOT, {(n,): w.hot for n, w in pools.items()})
+    yield _gauge(catalog.PREFIX_HOT_BYTES, {(n,): w.hot_bytes for n, w in pools.items()})
+    left = {(n, endpoint): count for n, w in pools.items() for endpoint, count in w.left.items()}
+    yield _gauge(catalog.PREFIX_WARMING, left)
+    results = {(n, result): count for n, w in pools.items() for result, count in w.results.items()}
+    yield _counter(catalog.PREFIX_WARMED, results)
+    yield _counter(catalog.PREFIX_WARM_TOKENS, {(n,): w.tokens for n, w in pools.items()})
 
 
 def _length_gauges(pools: Sequence[tuple[str, LengthStatus]]) -> Iterator[Family]:

@@ -107,6 +107,20 @@ class PrefixSource:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmingStatus:
+    """Hot prefixes, and their prefill on endpoints that joined."""
+
+    hot: int = 0
+    """Prefixes kept."""
+    hot_bytes: int = 0
+    left: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Prompts still to be sent, by endpoint that is being warmed."""
+    results: Mapping[str, int] = field(default_factory=dict[str, int])
+    tokens: int = 0
+    """Prefilled, as engines say."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixStatus:
     """What a pool knows of prefixes, and how true that was."""
 
@@ -121,6 +135,8 @@ class PrefixStatus:
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Prompts to be cut into tokens, by what became of it."""
     sources: tuple[PrefixSource, ...] = ()
+    warming: WarmingStatus | None = None
+    """None where nothing is warmed."""
 
 
 @dataclass(frozen=True, slots=True)

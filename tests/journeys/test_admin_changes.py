@@ -41,6 +41,7 @@ CHANGES = (
     "/admin/v1/tenants/acme/resume",
     "/admin/v1/pools/p/endpoints/e0/drain",
     "/admin/v1/pools/p/endpoints/e0/undrain",
+    "/admin/v1/pools/p/endpoints/e0/warm",
     "/admin/v1/reload",
 )
 

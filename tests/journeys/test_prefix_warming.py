@@ -1,0 +1,121 @@
+"""Warming by hand: through the admin API, and by `forebay prefix warm`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from forebay.gateway.cli import main
+
+if TYPE_CHECKING:
+    from tests.journeys.conftest import Gateway, Go, Kit
+
+LONG = "the same long instructions " * 100
+WARM = {"prefix": {"mode": "learned", "warm": {"rate": 4.0}}}
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def config(kit: Kit, port: int, pool: dict[str, Any] | None = None) -> Any:
+    admin = {"host": "127.0.0.1", "port": port}
+    return kit.config([kit.sim("e0")], pool=pool or WARM, server={"admin": admin})
+
+
+async def up(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(20):
+        while True:
+            try:
+                if (await client.get(f"{url}/healthz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+
+
+async def make_hot(kit: Kit, gateway: Gateway) -> None:
+    for text in ("one", "two", "three", "four"):
+        await gateway.ask(kit.post(kit.chat(LONG + text, max_tokens=1)))
+    gateway.pool.restarted(gateway.pool.endpoints["e0"])
+
+
+async def call(*arguments: str) -> int:
+    return await asyncio.to_thread(main, list(arguments))
+
+
+def test_the_command_warms_a_pool_and_says_what_was_sent(
+    go: Go, kit: Kit, capfd: pytest.CaptureFixture[str]
+):
+    async def run() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        async with kit.running(config(kit, port)) as gateway:
+            await up(url)
+            await make_hot(kit, gateway)
+            assert await call("prefix", "warm", "p", "--admin", url, "--json") == 0
+            said = capfd.readouterr()
+            assert json.loads(said.out) == {
+                "pool": "p",
+                "endpoints": [{"endpoint": "e0", "prompts": 1}],
+            }
+            assert "1 prompts left" in said.err
+            answer = await gateway.ask(kit.post(kit.chat(LONG + "five")))
+            assert int(answer.headers["x-forebay-prefix-hit-tokens"]) > 500
+            assert await call("prefix", "warm", "p", "e0", "--admin", url) == 0
+            assert capfd.readouterr().out == "e0: no prompts to send\n"
+            metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
+            for line in (
+                'forebay_prefix_warm_prompts_total{pool="p",result="warmed"} 1.0',
+                'forebay_prefix_hot_prefixes{pool="p"} 1.0',
+            ):
+                assert line in metrics
+            audit = [line for line in gateway.records.lines if "forebay.audit" in line]
+            assert json.loads(audit[0])["prompts"] == 1
+
+    go(run())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("none",), "there is no pool 'none'"),
+        (("p", "none"), "there is no endpoint 'none'; there are: e0"),
+    ],
+)
+def test_what_cannot_be_warmed_is_said(
+    go: Go,
+    kit: Kit,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    reason: str,
+):
+    async def run() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        async with kit.running(config(kit, port)):
+            await up(url)
+            assert await call("prefix", "warm", *arguments, "--admin", url) == 1
+            assert reason in capfd.readouterr().err
+
+    go(run())
+
+
+def test_a_pool_that_keeps_nothing_says_which_key_is_missing(
+    go: Go, kit: Kit, capfd: pytest.CaptureFixture[str]
+):
+    async def run() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        async with kit.running(config(kit, port, {"prefix": {"mode": "learned"}})):
+            await up(url)
+            assert await call("prefix", "warm", "p", "e0", "--admin", url) == 1
+            assert "set 'prefix.warm'" in capfd.readouterr().err
+
+    go(run())
