@@ -36,7 +36,7 @@ async def ask(http: httpx.AsyncClient, target: Target, path: str) -> bytes:
     """
     status, body = await _get(http, target, path)
     if status != 200:
-        raise _refusal(target, path, status, body)
+        raise _refusal(target, f"GET {path}", status, body)
     return body
 
 
@@ -61,7 +61,23 @@ async def ask_if_known(
     if status in ABSENT:
         return None
     if status != 200:
-        raise _refusal(target, path, status, body)
+        raise _refusal(target, f"GET {path}", status, body)
+    return body
+
+
+async def take_if_known(
+    http: httpx.AsyncClient, target: Target, path: str, *, patience: float, most: int
+) -> bytes | None:
+    """POST to a path that hands over what it has, which an endpoint may lack. As `ask_if_known`.
+
+    `most` in bytes is the longest answer that is read.
+    """
+    asked = f"POST {path}"
+    status, body = await _request(http, target, asked, patience=patience, most=most)
+    if status in ABSENT:
+        return None
+    if status != 200:
+        raise _refusal(target, asked, status, body)
     return body
 
 
@@ -107,39 +123,50 @@ def read_models(body: bytes) -> tuple[ModelCard, ...]:
 async def _get(
     http: httpx.AsyncClient, target: Target, path: str, *, patience: float | None = None
 ) -> tuple[int, bytes]:
+    return await _request(http, target, f"GET {path}", patience=patience)
+
+
+async def _request(
+    http: httpx.AsyncClient,
+    target: Target,
+    asked: str,
+    *,
+    patience: float | None = None,
+    most: int = MAX_ANSWER,
+) -> tuple[int, bytes]:
+    method, _, path = asked.partition(" ")
     url = target.url + path
     timeout = http.timeout if patience is None else httpx.Timeout(patience)
     try:
-        async with http.stream("GET", url, headers=target.headers, timeout=timeout) as answer:
+        async with http.stream(method, url, headers=target.headers, timeout=timeout) as answer:
             body = bytearray()
             async for chunk in answer.aiter_bytes():
                 body += chunk
-                if len(body) > MAX_ANSWER:
+                if len(body) > most:
                     raise EngineRefused(
-                        f"endpoint {target.name} answered GET {path} with more than"
-                        f" {MAX_ANSWER >> 20} MiB",
+                        f"endpoint {target.name} answered {asked} with more than {most >> 20} MiB",
                         status=502,
                     )
             return answer.status_code, bytes(body)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
-        raise _translate(target, path, error) from None
+        raise _translate(target, asked, error) from None
 
 
-def _translate(target: Target, path: str, error: Exception) -> EngineFailed:
+def _translate(target: Target, asked: str, error: Exception) -> EngineFailed:
     kind = type(error).__name__
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError | httpx.TooManyRedirects):
         return EngineRefused(
-            f"endpoint {target.name} answered GET {path} with no valid HTTP: {kind}", status=502
+            f"endpoint {target.name} answered {asked} with no valid HTTP: {kind}", status=502
         )
     if isinstance(error, httpx.InvalidURL | UnicodeError | httpx.UnsupportedProtocol):
         return EngineUnreachable(
             f"endpoint {target.name} cannot be asked: {kind}; check its url and key"
         )
-    return EngineUnreachable(f"endpoint {target.name} did not answer GET {path}: {kind}")
+    return EngineUnreachable(f"endpoint {target.name} did not answer {asked}: {kind}")
 
 
-def _refusal(target: Target, path: str, status: int, body: bytes) -> EngineRefused:
+def _refusal(target: Target, asked: str, status: int, body: bytes) -> EngineRefused:
     said = read_body(status, body).message
     return EngineRefused(
-        f"endpoint {target.name} answered GET {path} with {status}: {said[:200]}", status=status
+        f"endpoint {target.name} answered {asked} with {status}: {said[:200]}", status=status
     )

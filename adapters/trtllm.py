@@ -16,7 +16,7 @@ import msgspec
 from forebay.policies.contracts import InvalidRequest, Route
 
 from . import errors
-from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
+from .asking import ask, ask_if_known, ask_json, ask_optional, read_models, take_if_known
 from .base import Load, Probe, Translation, Verdict
 from .edits import drop_control, quote, set_model
 from .loose import read_int, read_list, read_object, read_text, sum_ints
@@ -63,6 +63,8 @@ _DEFAULTS: dict[str, bytes] = {"parallel_tool_calls": b"true", "modalities": b'[
 _NO_USAGE = b'{"include_usage":false,"continuous_usage_stats":false}'
 _USAGE_AT_END = b'{"include_usage":true,"continuous_usage_stats":false}'
 _PATIENCE_S = 5.0
+_MOST_EVENTS = 64 << 20
+"""Bytes: a block of 32 tokens takes two thousand, a prompt of 128,000 nine million."""
 """An idle engine answers GET /metrics after two seconds."""
 
 _OWN_FAULTS = (
@@ -161,6 +163,15 @@ class TrtLlm:
         """
         body = await ask_if_known(http, target, "/metrics", patience=_PATIENCE_S)
         return _last_iteration([read_object(item) for item in read_list(body)])
+
+    async def take_events(self, http: httpx.AsyncClient, target: Target) -> bytes | None:
+        """Take what the cache has told since the last time: nobody else gets it then.
+
+        None: this endpoint has no such route. Raises as `probe` does.
+        """
+        return await take_if_known(
+            http, target, "/kv_cache_events", patience=_PATIENCE_S, most=_MOST_EVENTS
+        )
 
     async def abort(self, http: httpx.AsyncClient, target: Target, request_id: str) -> None:
         """Nothing to do: the engine stops within a second after the connection closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.adapters.base import Call
+from forebay.adapters.trtllm import TrtLlm
 from forebay.policies.contracts import ConfigError, EngineFailed, Route
 
 from .extras import is_there, needs
 from .kv_events.feed import Feed
 from .kv_events.messages import Watch
+from .kv_events.polling import Alone, Poller
 from .prompts.service import EngineCutter, LocalCutter
 
 if TYPE_CHECKING:
@@ -47,6 +50,9 @@ class Attention:
         self._http = http
         self._cutters: dict[PoolPrefix, Cutter] = {}
         self._watched: dict[tuple[PoolPrefix, Endpoint], tuple[Events, int]] = {}
+        self._pollers: dict[int, Poller] = {}
+        """By ticket, where an engine has to be asked."""
+        self._closing = set[asyncio.Task[None]]()
 
     def attend(self, pools: Iterable[Pool], store: str | None = None) -> None:
         """Look at what the pools are now; `store` is the address of the replicas' Redis."""
@@ -57,6 +63,8 @@ class Attention:
         for prefix, pool in known.items():
             if prefix not in self._cutters and wants_cutter(prefix):
                 prefix.cutter = self._cutters[prefix] = self._make_cutter(pool, prefix)
+        if store is not None and known:
+            self._share(store)
         wanted = {
             (prefix, endpoint): endpoint.section.events
             for prefix, pool in known.items()
@@ -67,14 +75,10 @@ class Attention:
             if wanted.get(key) != section:
                 del self._watched[key]
                 key[0].unlisten(key[1].name)
-                if self.feed is not None:
-                    self.feed.drop(ticket)
+                self._unwatch(ticket)
         for key, section in wanted.items():
             if key not in self._watched:
-                self._watched[key] = (section, self._watch(*key, section))
-
-        if store is not None and known:
-            self._share(store)
+                self._watched[key] = (section, self._watch(known[key[0]].name, *key, section))
 
     def _share(self, store: str) -> None:
         if self.sharing is None:
@@ -87,6 +91,9 @@ class Attention:
 
     async def close(self) -> None:
         """Stop the reader, the tokenizers and the sharing."""
+        for ticket in tuple(self._pollers):
+            self._stop_asking(ticket)
+        await asyncio.gather(*self._closing)
         if self.sharing is not None:
             await self.sharing.close()
         for cutter in self._cutters.values():
@@ -94,14 +101,42 @@ class Attention:
         if self.feed is not None:
             await self.feed.close()
 
-    def _watch(self, prefix: PoolPrefix, endpoint: Endpoint, section: Events) -> int:
+    def _watch(self, pool: str, prefix: PoolPrefix, endpoint: Endpoint, section: Events) -> int:
         if self.feed is None:
             self.feed = Feed()
         listener = prefix.listen(endpoint.name)
         block_tokens = prefix.section.block_tokens
         ticket = self.feed.watch(partial(watch_of, section, block_tokens), listener)
         listener.engine_restarted = partial(self.feed.restarted, ticket)
+        if section.poll is not None:
+            shared = self.sharing
+            self._pollers[ticket] = Poller(
+                partial(self._take, endpoint),
+                partial(self.feed.answered, ticket),
+                endpoint=endpoint.name,
+                every_s=section.poll,
+                turn=Alone() if shared is None else shared.turn(pool, endpoint.name),
+            )
         return ticket
+
+    async def _take(self, endpoint: Endpoint) -> bytes | None:
+        adapter = endpoint.adapter
+        assert isinstance(adapter, TrtLlm)  # as the file was checked for
+        if self.feed is None or self.feed.is_behind():
+            return b""  # what is not taken stays in the engine's buffer
+        return await adapter.take_events(self._http(endpoint), endpoint.target)
+
+    def _unwatch(self, ticket: int) -> None:
+        self._stop_asking(ticket)
+        if self.feed is not None:
+            self.feed.drop(ticket)
+
+    def _stop_asking(self, ticket: int) -> None:
+        poller = self._pollers.pop(ticket, None)
+        if poller is not None:
+            task = asyncio.get_running_loop().create_task(poller.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _make_cutter(self, pool: Pool, prefix: PoolPrefix) -> Cutter:
         section = prefix.section
@@ -145,6 +180,8 @@ def tokenizer_fault(prefix: Prefix) -> str | None:
 
 def watch_of(section: Events, block_tokens: int, ticket: int) -> Watch:
     """Write what the reader is told of an endpoint."""
+    if section.address is None:
+        return Watch(ticket, (), False, (), "", block_tokens)
     ranks = range(section.ranks)
     return Watch(
         ticket,

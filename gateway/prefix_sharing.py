@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from forebay.prefixcache.deltas import Outbox, read, snapshot, write
 
+from .prefix_turns import SharedTurn
 from .quota.redis_store import connect, patiently
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class Sharing:
         """Deltas of others."""
         self._pools = pools
         self._client: Any = connect(url, TIMEOUT_S)
-        self._stream = f"{prefix}:{{prefix}}:stream"
-        self._snapshot = f"{prefix}:{{prefix}}:snapshot"
+        self._keys = f"{prefix}:{{prefix}}"
+        self._stream = f"{self._keys}:stream"
+        self._snapshot = f"{self._keys}:snapshot"
         self._every_s = every_s
         self._snapshot_s = snapshot_s
         self._replica = uuid4().hex
@@ -76,6 +78,16 @@ class Sharing:
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def turn(self, pool: str, endpoint: str) -> SharedTurn:
+        """Return an endpoint's turn, where one replica asks for its events for all."""
+        return SharedTurn(
+            self._call,
+            _entries,
+            keys=self._keys,
+            endpoint=f"{pool}:{endpoint}",
+            replica=self._replica,
+        )
 
     def attend(self) -> None:
         """Have pools that are new, or look at prefixes anew, tell what they learn."""

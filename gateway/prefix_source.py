@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from forebay.prefixcache.index import Source
+from forebay.prefixcache.tiers import Tier
 
 from .kv_events.messages import State, blocks_of
 
@@ -64,8 +65,9 @@ class EndpointEvents:
             gone = blocks_of(delta.removed)
             index.remove(endpoint, gone, Source.EXACT)  # type: ignore[arg-type] - hashes from the reader
             index.remove(endpoint, gone)  # type: ignore[arg-type] - likewise
-        if delta.stored:
-            index.store(endpoint, blocks_of(delta.stored), Source.EXACT)  # type: ignore[arg-type] - likewise
+        for blocks, tier in zip((delta.stored, delta.host, delta.disk), Tier, strict=True):
+            if blocks:
+                index.hold(endpoint, blocks_of(blocks), tier)  # type: ignore[arg-type] - likewise
 
     def state(self, state: State) -> None:
         """See Listener."""

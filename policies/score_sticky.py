@@ -7,7 +7,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.prefixcache.index import Index
 
@@ -63,7 +63,7 @@ class StickyUntilSaturated:
         self, request: Request, endpoints: Sequence[EndpointView], now: float
     ) -> Sequence[float]:
         """Rate the endpoints."""
-        hits = self.index.match(request.blocks) if request.blocks else {}
+        hits: Mapping[str, float] = self.index.worth(request.blocks) if request.blocks else {}
         prompt, work = request.prompt_tokens_estimate, self.work.get
         scores: list[float] = []
         for e in endpoints:

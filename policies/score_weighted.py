@@ -41,7 +41,7 @@ class Weighted:
         """Rate the endpoints."""
         del now
         chain = request.blocks
-        hits, blocks = self.index.match(chain), len(chain) or 1
+        hits, blocks = self.index.worth(chain), len(chain) or 1
         whole = (self.hit + self.load + self.kv) or 1.0
         return [
             (

@@ -25,6 +25,7 @@ import msgspec
 import xxhash
 
 from .blocks import token_bytes
+from .tiers import Tier, tier_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -51,6 +52,7 @@ class Stored:
     salt: str = ""
     extra: tuple[bytes, ...] = ()
     """What beside its tokens a block depends on (images), for each block; or none at all."""
+    tier: Tier = Tier.GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ class Removed:
     """Blocks of which an engine has one copy less."""
 
     hashes: tuple[int, ...]
+    tier: Tier | None = None
+    """Where; None where it is not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A block's copy lies elsewhere from now on."""
+
+    name: int
+    before: Tier
+    after: Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ class Cleared:
     """An engine has emptied its cache."""
 
 
-Event = Stored | Removed | Cleared
+Event = Stored | Removed | Moved | Cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,9 @@ def read_event(item: Any) -> Event | None:
     if kind == "BlockStored":
         return _stored(fields)
     if kind == "BlockRemoved":
-        return Removed(_hashes(fields["block_hashes"], fields.get("group_idx") or 0))
+        medium = fields.get("medium")
+        tier = None if medium is None else _tier(fields)
+        return Removed(_hashes(fields["block_hashes"], fields.get("group_idx") or 0), tier)
     return Cleared() if kind == "AllBlocksCleared" else None
 
 
@@ -145,7 +160,12 @@ def _stored(fields: dict[str, Any]) -> Stored | None:
         adapter,
         fields.get("cache_salt") or salt,
         extra,
+        _tier(fields),
     )
+
+
+def _tier(fields: dict[str, Any]) -> Tier:
+    return Tier.DISK if fields.get("locality") == "REMOTE" else tier_of(fields.get("medium"))
 
 
 def _extra(keys: Any, adapter: str) -> tuple[str, tuple[bytes, ...]]:

@@ -16,8 +16,10 @@ Forgetting all of an endpoint takes its bits out of use at once, whatever it hel
 fences a restarted engine's blocks. The bits are cleared out of the table little by little (`sweep`)
 and only then used again.
 
-Each slot's blocks are kept in the order of their last use, each with how often it was used; who
-gives way is for `eviction` to say.
+Expected blocks are kept in the order of their last use, each with how often it was used; who gives
+way is for `eviction` to say. What an engine tells of has its tier in that place. Along a chain
+tiers only become slower, since engines move the ends of prefixes away first, so two bisections say
+how much of a hit lies where.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from .tiers import NOWHERE, WORTH, Tier
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .blocks import BlockHash
 
@@ -54,15 +58,18 @@ class Source(IntEnum):
 class _Slot:
     """The blocks of one endpoint by one source."""
 
-    __slots__ = ("bit", "blocks", "endpoint", "held", "source")
+    __slots__ = ("bit", "blocks", "endpoint", "far", "held", "source")
 
     def __init__(self, endpoint: str, source: Source, bit: int) -> None:
         self.endpoint = endpoint
         self.source = source
         self.bit = bit
         self.blocks: list[dict[int, int]] = [{} for _ in range(SLOT_SHARDS)]
-        """Hash to (last use << 8 | uses), the least recently used first."""
+        """Expected: hash to (last use << 8 | uses), the least recently used first. Exact: hash to
+        tier."""
         self.held = 0
+        self.far = False
+        """Some were on another tier than the GPU."""
 
 
 class Index:
@@ -71,6 +78,7 @@ class Index:
     __slots__ = (
         "_clock",
         "_dead",
+        "_far",
         "_free",
         "_live",
         "_masks",
@@ -90,6 +98,7 @@ class Index:
         self._clock = 0
         self._masks: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[str, Source], ...]] = {}
+        self._far = False
 
     def __len__(self) -> int:
         """Return how many distinct blocks are held somewhere, those to be swept included."""
@@ -105,13 +114,29 @@ class Index:
         found = self._holders_of(self._shards[block >> 40 & _SHARD].get(block, 0))
         return tuple(sorted({endpoint for endpoint, _ in found}))
 
-    def store(
-        self, endpoint: str, blocks: Iterable[BlockHash], source: Source = Source.EXPECTED
-    ) -> list[BlockHash]:
-        """Note that an endpoint holds blocks, used just now; return those that are new to it."""
-        slot = self._slots.get((endpoint, source))
+    def hold(self, endpoint: str, blocks: Iterable[BlockHash], tier: Tier = Tier.GPU) -> None:
+        """Note that an endpoint says that it holds blocks, and on which tier."""
+        slot = self._slots.get((endpoint, Source.EXACT))
         if slot is None:
-            slot = self._open(endpoint, source)
+            slot = self._open(endpoint, Source.EXACT)
+        shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
+        value, new = int(tier), 0
+        if tier:
+            slot.far = self._far = True
+        for block in blocks:
+            mine = own[block >> 48 & _SLOT_SHARD]
+            if block not in mine:
+                new += 1
+                shard = shards[block >> 40 & _SHARD]
+                shard[block] = canonical(shard.get(block, 0) | bit)
+            mine[block] = value
+        slot.held += new
+
+    def store(self, endpoint: str, blocks: Iterable[BlockHash]) -> list[BlockHash]:
+        """Expect an endpoint to hold blocks, used just now; return those that are new to it."""
+        slot = self._slots.get((endpoint, Source.EXPECTED))
+        if slot is None:
+            slot = self._open(endpoint, Source.EXPECTED)
         shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
         clock = self._clock
         new: list[BlockHash] = []
@@ -214,11 +239,9 @@ class Index:
             return None
         return self._clock - (found >> _COUNT_BITS), found & MOST_COUNTED
 
-    def oldest(
-        self, endpoint: str, count: int, source: Source = Source.EXPECTED
-    ) -> list[tuple[BlockHash, int, int]]:
-        """Return a slot's least recently used blocks: hash, age in uses of any block, uses."""
-        slot = self._slots.get((endpoint, source))
+    def oldest(self, endpoint: str, count: int) -> list[tuple[BlockHash, int, int]]:
+        """Return the least recently used expected blocks: hash, age in uses of any block, uses."""
+        slot = self._slots.get((endpoint, Source.EXPECTED))
         if slot is None or count <= 0:
             return []
         found = islice(merge(*(own.items() for own in slot.blocks if own), key=_used), count)
@@ -235,12 +258,27 @@ class Index:
                 hits[endpoint] = length
         return hits
 
+    def worth(self, chain: Sequence[BlockHash]) -> Mapping[str, float]:
+        """Return `match`, with blocks that are not on the GPU counted for less."""
+        hits = self.match(chain)
+        if not self._far:
+            return hits
+        worth: dict[str, float] = dict(hits)
+        for endpoint, length in hits.items():
+            slot = self._slots.get((endpoint, Source.EXACT))
+            if slot is not None and slot.far:
+                near = self.depth(endpoint, chain, Source.EXPECTED)
+                worth[endpoint] = near + _worth(slot.blocks, chain, near, length)
+        return worth
+
     def depth(self, endpoint: str, chain: Sequence[BlockHash], source: Source) -> int:
         """Return how many leading blocks of the chain an endpoint holds by one source."""
         slot = self._slots.get((endpoint, source))
         if slot is None:
             return 0
         own, low, high = slot.blocks, 0, len(chain)
+        if not high or chain[0] not in own[chain[0] >> 48 & _SLOT_SHARD]:
+            return 0
         while low < high:
             middle = (low + high) // 2
             block = chain[middle]
@@ -330,3 +368,28 @@ class Index:
 
 def _used(item: tuple[int, int]) -> int:
     return item[1]
+
+
+def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:
+    """Return what blocks low to high of a chain are worth, by their tiers in a slot."""
+    worth = 0.0
+    for tier in Tier:
+        end = _reach(own, chain, low, high, tier)
+        worth += WORTH[tier] * (end - low)
+        low = end
+    return worth
+
+
+def _reach(
+    own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int, tier: int
+) -> int:
+    """Return how far from `low` on, up to `high`, blocks lie on a tier or a nearer one."""
+    middle = high - 1  # where nothing ends before it, one look is enough
+    while low < high:
+        block = chain[middle]
+        if own[block >> 48 & _SLOT_SHARD].get(block, NOWHERE) <= tier:
+            low = middle + 1
+        else:
+            high = middle
+        middle = (low + high) // 2
+    return low

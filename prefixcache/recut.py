@@ -6,6 +6,8 @@ our own chain of hashes stands at its end. A block of ours lies over one or more
 *members*, and is held while each of them has a copy. Where engines' blocks are larger than ours, it
 may lie in several that differ only after it: each is a *way* in which it can be held.
 
+Copies lie on tiers. A way is as slow as its slowest member, a block as fast as its fastest way.
+
 Engine hashes are opaque: they only serve to find what is extended or removed. What continues a node
 that was never heard of cannot be placed and is counted (`orphans`): its beginning was missed.
 
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from .blocks import root_of_tokens
-from .events import Cleared, Removed, Stored
+from .events import Cleared, Moved, Removed, Stored
+from .tiers import NOWHERE, ONE, copies_on, lowest
 
 if TYPE_CHECKING:
     from .events import Event
@@ -37,6 +40,7 @@ class _Node:
 
     def __init__(self) -> None:
         self.copies = 0
+        """A tally of them."""
         self.ours = 0
         """Our hash of all up to the last border of our blocks in it."""
         self.tail: bytes | None = None
@@ -47,6 +51,10 @@ class _Node:
         """Ways of our blocks that lie over it; one alone is itself."""
 
 
+_Way = tuple[int, tuple[int, ...], int, int]
+"""How many members have no copy, the members, the block, and the tier where none is missing."""
+
+
 class Recut:
     """What one publisher's engine holds, in our blocks."""
 
@@ -55,22 +63,22 @@ class Recut:
         """Blocks whose beginning is not known."""
         self._bytes = 4 * block_tokens
         self._nodes: dict[int, _Node] = {}
-        self._ways: dict[int, tuple[int, tuple[int, ...], int]] = {}
-        """How many members have no copy, the members, and the block; by the block, mostly."""
+        self._ways: dict[int, _Way] = {}
+        """By the block, mostly."""
         self._held: dict[int, int] = {}
-        """Our blocks that are held, and in how many ways."""
+        """Our blocks that are held, with a tally of ways."""
         self._roots: dict[tuple[str, str], int] = {}
 
     def __len__(self) -> int:
         """Return how many nodes are kept."""
         return len(self._nodes)
 
-    def held(self) -> set[int]:
-        """Return our blocks that the engine holds."""
-        return set(self._held)
+    def held(self) -> dict[int, int]:
+        """Return our blocks that the engine holds, and on which tier."""
+        return {block: lowest(tally) for block, tally in self._held.items()}
 
-    def apply(self, event: Event, stored: dict[int, None], removed: dict[int, None]) -> bool:
-        """Take in an event; add to what is held now and no more. True: all is gone.
+    def apply(self, event: Event, stored: dict[int, int], removed: dict[int, None]) -> bool:
+        """Take in an event; add to what is held now (and where) and no more. True: all is gone.
 
         A block is never left in both: the later of the two holds.
         """
@@ -78,7 +86,9 @@ class Recut:
             self._store(event, stored, removed)
         elif isinstance(event, Removed):
             for key in event.hashes:
-                self._remove(key, stored, removed)
+                self._remove(key, event.tier, stored, removed)
+        elif isinstance(event, Moved):
+            self._move(event, stored, removed)
         else:
             assert isinstance(event, Cleared)
             self.clear()
@@ -93,7 +103,7 @@ class Recut:
 
     # -- storing ---------------------------------------------------------------------------------
 
-    def _store(self, event: Stored, stored: dict[int, None], removed: dict[int, None]) -> None:
+    def _store(self, event: Stored, stored: dict[int, int], removed: dict[int, None]) -> None:
         nodes, width = self._nodes, 4 * event.block_tokens
         if not event.tokens:
             return self._copy(event, stored, removed)
@@ -114,7 +124,7 @@ class Recut:
                     ours = _hash(extra[number], ours)
                 tail += event.tokens[number * width : (number + 1) * width]
                 members = (*members, key)
-                self._gain(node, stored, removed)
+                self._gain(node, event.tier, stored, removed)
                 while len(tail) >= self._bytes:
                     ours = _hash(tail[: self._bytes], ours)
                     tail = tail[self._bytes :]
@@ -122,7 +132,7 @@ class Recut:
                     members = (key,) if tail else ()
                 node.ours, node.tail, node.members = ours, tail, members
             else:
-                self._gain(node, stored, removed)
+                self._gain(node, event.tier, stored, removed)
                 ours, tail, members = node.ours, node.tail, node.members
         return None
 
@@ -140,36 +150,67 @@ class Recut:
         node = self._nodes.get(event.parent)
         return None if node is None or node.tail is None else (node.ours, node.tail, node.members)
 
-    def _copy(self, event: Stored, stored: dict[int, None], removed: dict[int, None]) -> None:
+    def _copy(self, event: Stored, stored: dict[int, int], removed: dict[int, None]) -> None:
         """Take in copies (on another tier) of what was told before."""
         for key in event.hashes:
             node = self._nodes.get(key)
             if node is not None and node.tail is not None:
-                self._gain(node, stored, removed)
+                self._gain(node, event.tier, stored, removed)
             else:
                 self.orphans += 1
 
-    def _gain(self, node: _Node, stored: dict[int, None], removed: dict[int, None]) -> None:
-        node.copies += 1
-        if node.copies == 1:
-            for way in _each(node.ways):
-                missing, members, block = self._ways[way]
-                self._ways[way] = (missing - 1, members, block)
-                if missing == 1:
-                    self._hold(block, stored, removed)
+    def _gain(
+        self, node: _Node, tier: int, stored: dict[int, int], removed: dict[int, None]
+    ) -> None:
+        before = node.copies
+        node.copies = before + ONE[tier]
+        if before:
+            if node.ways and tier < lowest(before):
+                self._shift(node, stored, removed)
+            return
+        for way in _each(node.ways):
+            missing, members, block, _ = self._ways[way]
+            now = NOWHERE if missing > 1 else self._slowest(members)
+            self._ways[way] = (missing - 1, members, block, now)
+            if missing == 1:
+                self._change(block, ONE[now], stored, removed)
 
-    def _hold(self, block: int, stored: dict[int, None], removed: dict[int, None]) -> None:
+    def _shift(self, node: _Node, stored: dict[int, int], removed: dict[int, None]) -> None:
+        """Take in that a node is read from another tier than before."""
+        for way in _each(node.ways):
+            missing, members, block, tier = self._ways[way]
+            now = tier if missing else self._slowest(members)
+            if now != tier:
+                self._ways[way] = (missing, members, block, now)
+                self._change(block, ONE[now] - ONE[tier], stored, removed)
+
+    def _slowest(self, members: tuple[int, ...]) -> int:
+        nodes = self._nodes
+        return max(lowest(nodes[key].copies) for key in members)
+
+    def _change(
+        self, block: int, by: int, stored: dict[int, int], removed: dict[int, None]
+    ) -> None:
+        """Count ways in which a block is held, and tell where that changes something."""
         before = self._held.get(block, 0)
-        self._held[block] = before + 1
-        if not before:
-            stored[block] = None
+        after = before + by
+        if after:
+            self._held[block] = after
+        else:
+            del self._held[block]
+        tier = lowest(after)
+        if tier == NOWHERE:
+            removed[block] = None
+            stored.pop(block, None)
+        elif tier != lowest(before):
+            stored[block] = tier
             removed.pop(block, None)
 
     def _close(
         self,
         block: int,
         members: tuple[int, ...],
-        stored: dict[int, None],
+        stored: dict[int, int],
         removed: dict[int, None],
     ) -> None:
         """Note a block of ours that is whole now."""
@@ -185,36 +226,51 @@ class Recut:
                 node = self._nodes[key] = _Node()
             missing += not node.copies
             node.ways = _with(node.ways, way)
-        self._ways[way] = (missing, members, block)
+        tier = NOWHERE if missing else self._slowest(members)
+        self._ways[way] = (missing, members, block, tier)
         if not missing:
-            self._hold(block, stored, removed)
+            self._change(block, ONE[tier], stored, removed)
 
     # -- removing --------------------------------------------------------------------------------
 
-    def _remove(self, key: int, stored: dict[int, None], removed: dict[int, None]) -> None:
+    def _remove(
+        self, key: int, tier: int | None, stored: dict[int, int], removed: dict[int, None]
+    ) -> None:
         node = self._nodes.get(key)
         if node is None or not node.copies:
             return
-        node.copies -= 1
-        if node.copies:
+        before = lowest(node.copies)
+        if tier is None:
+            tier = before
+        elif not copies_on(node.copies, tier):
             return
+        node.copies -= ONE[tier]
+        if not node.copies:
+            self._lose(key, node, stored, removed)
+        elif node.ways and lowest(node.copies) != before:
+            self._shift(node, stored, removed)
+
+    def _move(self, event: Moved, stored: dict[int, int], removed: dict[int, None]) -> None:
+        node = self._nodes.get(event.name)
+        if node is None or not copies_on(node.copies, event.before):
+            return
+        self._gain(node, event.after, stored, removed)
+        self._remove(event.name, event.before, stored, removed)
+
+    def _lose(
+        self, key: int, node: _Node, stored: dict[int, int], removed: dict[int, None]
+    ) -> None:
+        """Take in that no copy of a node is left."""
         node.tail = None  # should it come again, the blocks of ours that end in it do, too
         for way in tuple(_each(node.ways)):
-            missing, members, block = self._ways[way]
-            self._ways[way] = (missing + 1, members, block)
+            missing, members, block, tier = self._ways[way]
+            self._ways[way] = (missing + 1, members, block, NOWHERE)
             if not missing:
-                self._let_go(block, stored, removed)
+                self._change(block, -ONE[tier], stored, removed)
             if missing + 1 == len(members):
                 self._forget(way, members)
         if not node.ways:
             self._nodes.pop(key, None)
-
-    def _let_go(self, block: int, stored: dict[int, None], removed: dict[int, None]) -> None:
-        self._held[block] -= 1
-        if not self._held[block]:
-            del self._held[block]
-            removed[block] = None
-            stored.pop(block, None)
 
     def _forget(self, way: int, members: tuple[int, ...]) -> None:
         """Forget a way in which nothing of a block is left."""

@@ -15,9 +15,14 @@ Address = Annotated[
 
 
 class Events(Section):
-    """Where an engine publishes what its cache holds."""
+    """Where an engine publishes what its cache holds, or how often it is asked."""
 
-    address: Address = Field(description="ZMQ address, as `tcp://10.0.0.1:5557`")
+    address: Address | None = Field(
+        default=None, description="ZMQ address, as `tcp://10.0.0.1:5557`; not for trtllm"
+    )
+    poll: Duration | None = Field(
+        default=None, ge=0.01, le=10, description="trtllm only: time between two questions"
+    )
     bind: bool = Field(
         default=False,
         description="listen there: for an engine whose own endpoint names this gateway's host",
@@ -32,7 +37,9 @@ class Events(Section):
 
 
 def read_events(value: object) -> object:
-    """Take a bare address for a section."""
+    """Take a bare address, or `poll`, for a section."""
+    if value == "poll":
+        return {"poll": "200ms"}
     return {"address": value} if isinstance(value, str) else value
 
 

@@ -79,12 +79,31 @@ def _events_fit(file: dict[str, object]) -> Found:
         exact = prefix.get("mode") == "exact"
         if exact and "tokenizer" not in prefix:
             yield (*here, "tokenizer"), "is missing; mode 'exact' cannot do without"
+        salted = bool(_list(file.get("tenants"))) and prefix.get("shared") is not True
         for where, endpoint in _entries(pool, (*place, "endpoints")):
-            tells = endpoint.get("engine") in _TELLING
-            if "events" in endpoint and not (tells and "url" in endpoint):
-                yield (*where, "events"), "is only for vllm, sglang, and sim with a url"
-            elif exact and "events" not in endpoint:
+            if "events" in endpoint:
+                for fault in _events_faults(endpoint, salted=salted):
+                    yield (*where, "events"), fault
+            elif exact:
                 yield (*where, "events"), "is missing; the pool's prefix mode is 'exact'"
+
+
+def _events_faults(endpoint: dict[str, object], *, salted: bool) -> Iterator[str]:
+    engine, told = endpoint.get("engine"), endpoint["events"]
+    if engine == "trtllm":
+        if told != "poll" and _mapping(told).keys() != {"poll"}:
+            yield "must be 'poll', or {poll: TIME}: trtllm has to be asked"
+        elif salted:
+            yield (
+                "cannot be used: trtllm's name no tenant's salt; set the pool's prefix to"
+                " 'shared: true', or leave them out"
+            )
+    elif engine not in _TELLING or "url" not in endpoint:
+        yield "is only for vllm, sglang, trtllm, and sim with a url"
+    elif told == "poll" or "poll" in _mapping(told):
+        yield f"must be an address: {engine} publishes, only trtllm has to be asked"
+    elif isinstance(told, dict) and "address" not in told:
+        yield "lacks an 'address'"
 
 
 def _fields_are_controls(file: dict[str, object]) -> Found:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .messages import Delta, Drop, Restarted, Watch, read_from_reader, write
+from .messages import Answered, Delta, Drop, Restarted, Watch, read_from_reader, write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+_MOST_BEHIND = 1 << 20
 _ALIVE_S = 30.0
 """A reader that ran for so long is started again at once."""
 
@@ -91,6 +92,15 @@ class Feed:
     def restarted(self, ticket: int, started: float) -> None:
         """Tell the reader when an engine's process began."""
         self._send(Restarted(ticket, started))
+
+    def answered(self, ticket: int, body: bytes) -> None:
+        """Hand on what an engine said that has to be asked."""
+        self._send(Answered(ticket, body))
+
+    def is_behind(self) -> bool:
+        """Tell whether the reader has yet to take what was handed on, or is not there."""
+        stdin = None if self._process is None else self._process.stdin
+        return stdin is None or stdin.transport.get_write_buffer_size() > _MOST_BEHIND
 
     async def close(self) -> None:
         """Stop the reader."""

@@ -3,6 +3,7 @@
 Watch      begin to read an endpoint's events; answers carry its `ticket`
 Drop       stop
 Restarted  the engine is a new process since then; forget what it told before
+Answered   what an engine said that has to be asked
 
 Delta      blocks held no more, and from now on; `cleared` comes first
 State      how the source does, when that has changed
@@ -23,7 +24,7 @@ _HEAD = 4
 
 
 class Watch(msgspec.Struct, tag=True, array_like=True):
-    """Begin to read an endpoint's events."""
+    """Begin to read an endpoint's events; without addresses, answers to polls."""
 
     ticket: int
     addresses: tuple[str, ...]
@@ -46,6 +47,13 @@ class Restarted(msgspec.Struct, tag=True, array_like=True):
     started: float
 
 
+class Answered(msgspec.Struct, tag=True, array_like=True):
+    """An engine's answer to a poll, as it came."""
+
+    ticket: int
+    body: bytes
+
+
 class Delta(msgspec.Struct, tag=True, array_like=True):
     """Blocks as arrays of unsigned 64-bit numbers, as the machine writes them."""
 
@@ -53,6 +61,9 @@ class Delta(msgspec.Struct, tag=True, array_like=True):
     cleared: bool
     removed: bytes
     stored: bytes
+    host: bytes = b""
+    """Held from now on, but on a tier behind the GPU; the same block is in one of them only."""
+    disk: bytes = b""
 
 
 class State(msgspec.Struct, tag=True, array_like=True):
@@ -69,7 +80,7 @@ class State(msgspec.Struct, tag=True, array_like=True):
     error: str = ""
 
 
-ToReader = Watch | Drop | Restarted
+ToReader = Watch | Drop | Restarted | Answered
 FromReader = Delta | State
 _encode = msgspec.msgpack.Encoder().encode
 read_to_reader = msgspec.msgpack.Decoder(ToReader).decode

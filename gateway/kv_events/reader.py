@@ -17,6 +17,7 @@ import zmq
 
 from .messages import (
     LONGEST,
+    Answered,
     Drop,
     FromReader,
     Restarted,
@@ -26,6 +27,7 @@ from .messages import (
     read_to_reader,
     write,
 )
+from .polled import PolledSource
 from .source import Source
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class Reader:
         self._commands = commands
         self._output = output
         self._context = zmq.Context[zmq.SyncSocket]()
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, Source | PolledSource] = {}
         self._stated = 0.0
 
     def run(self) -> None:
@@ -115,7 +117,7 @@ class Reader:
     def _obey(self, command: ToReader) -> None:
         if isinstance(command, Watch):
             try:
-                self._sources[command.ticket] = Source(command, self._context)
+                self._sources[command.ticket] = self._open(command)
             except ValueError as error:
                 self._tell(State(command.ticket, 0, 0, 0, 0, 0, 0, 0, str(error)))
             return
@@ -125,9 +127,14 @@ class Reader:
         if isinstance(command, Drop):
             del self._sources[command.ticket]
             source.close()
-        else:
-            assert isinstance(command, Restarted)
+        elif isinstance(command, Restarted):
             source.restarted(command.started)
+        elif isinstance(source, PolledSource):
+            assert isinstance(command, Answered)
+            source.answered(command.body)
+
+    def _open(self, watch: Watch) -> Source | PolledSource:
+        return Source(watch, self._context) if watch.addresses else PolledSource(watch)
 
     def _tell(self, message: FromReader) -> None:
         data = memoryview(write(message))

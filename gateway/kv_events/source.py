@@ -18,44 +18,32 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from forebay.prefixcache.events import Sequence, Verdict, is_end, read_frames
-from forebay.prefixcache.recut import Recut
 
-from .messages import Delta, State, bytes_of
+from .holding import MOST_AT_ONCE, Holding, Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from forebay.prefixcache.events import Batch
 
     from .messages import Watch
 
 HIGH_WATER = 100_000
-MOST_AT_ONCE = 512
-"""Messages read, and blocks told, in one go."""
 REPLAY_S = 2.0
 _LOST = zmq.EVENT_DISCONNECTED
 _BACK = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-class Publisher:
+class Publisher(Holding):
     """One PUB socket of an endpoint (a data-parallel rank), and its replay."""
 
     def __init__(self, watch: Watch, number: int, context: zmq.Context[zmq.SyncSocket]) -> None:
         """Open sockets; raises ValueError for an address that cannot be had."""
-        self.recut = Recut(watch.block_tokens)
+        super().__init__(watch.block_tokens)
         self.sequence = Sequence()
-        self.gaps = self.restarts = self.unread = self.batches = self.events = 0
         self.replaying = False
         self.patience_s = REPLAY_S
         self._until = 0.0
         self._waiting: Batch | None = None
         self._verified = False
-        self.since = time.time()
-        self.stored: dict[int, None] = {}
-        self.removed: dict[int, None] = {}
-        self.cleared = False
-        self.told = set[int]()
-        """What was told of, where there are several ranks."""
         self.live = context.socket(zmq.SUB)
         self.live.set_hwm(HIGH_WATER)
         self.live.setsockopt(zmq.SUBSCRIBE, watch.topic.encode())
@@ -83,13 +71,10 @@ class Publisher:
         if self.replay is not None:
             self.replay.close(linger=0)
 
-    def forget(self) -> None:
-        """Hold nothing any more."""
-        self.recut.clear()
-        self.stored.clear()
-        self.removed.clear()
-        self.cleared = True
-        self.since = time.time()
+    def begin_anew(self) -> None:
+        """Forget, and expect the numbers of another process."""
+        self.forget()
+        self.sequence.forget()
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -116,8 +101,7 @@ class Publisher:
         if self.sequence.last < 0:
             return
         if self.replay is None:
-            self.forget()
-            self.sequence.forget()
+            self.begin_anew()
         elif event == _LOST:
             self.sequence.suspect = True
         elif self.sequence.suspect and not self.replaying:
@@ -149,10 +133,7 @@ class Publisher:
 
     def _apply(self, batch: Batch) -> None:
         self.batches += 1
-        self.events += len(batch.events)
-        for event in batch.events:
-            if self.recut.apply(event, self.stored, self.removed):
-                self.forget()
+        self.take(batch.events)
         self.sequence.applied(batch)
 
     def _missing(self, batch: Batch) -> None:
@@ -242,16 +223,14 @@ class Publisher:
         self.replay.connect(address)
 
 
-class Source:
+class Source(Holdings):
     """All publishers of one endpoint, as one."""
 
     def __init__(self, watch: Watch, context: zmq.Context[zmq.SyncSocket]) -> None:
         """Open sockets; raises ValueError for an address that cannot be had."""
-        self.ticket = watch.ticket
+        super().__init__(watch.ticket)
         self.publishers: list[Publisher] = []
-        self._ranks: dict[int, int] = {}
-        """How many ranks hold a block, where there are several."""
-        self._told: State | None = None
+        self.unites = len(watch.addresses) > 1
         try:
             for number in range(len(watch.addresses)):
                 self.publishers.append(Publisher(watch, number, context))
@@ -259,76 +238,11 @@ class Source:
             self.close()
             raise
 
+    def each(self) -> list[Publisher]:
+        """See Holdings."""
+        return self.publishers
+
     def close(self) -> None:
         """Close all sockets."""
         for publisher in self.publishers:
             publisher.close()
-
-    def restarted(self, started: float) -> None:
-        """Forget what was told before the engine's process began."""
-        for publisher in self.publishers:
-            if publisher.since < started:
-                publisher.restarts += 1
-                publisher.forget()
-                publisher.sequence.forget()
-
-    def deltas(self) -> Iterator[Delta]:
-        """Return what has changed, in pieces."""
-        for publisher in self.publishers:
-            if publisher.cleared or publisher.stored or publisher.removed:
-                yield from self._delta(publisher)
-
-    def _delta(self, publisher: Publisher) -> Iterator[Delta]:
-        cleared, publisher.cleared = publisher.cleared, False
-        removed, stored = list(publisher.removed), list(publisher.stored)
-        publisher.removed, publisher.stored = {}, {}
-        if len(self.publishers) > 1:
-            removed, stored = self._united(publisher, cleared, removed, stored)
-            cleared = False
-        while cleared or removed or stored:
-            gone, removed = removed[:MOST_AT_ONCE], removed[MOST_AT_ONCE:]
-            new = [] if removed else stored[:MOST_AT_ONCE]
-            stored = stored[len(new) :]
-            yield Delta(self.ticket, cleared, bytes_of(gone), bytes_of(new))
-            cleared = False
-
-    def _united(
-        self,
-        publisher: Publisher,
-        cleared: bool,  # noqa: FBT001 - a delta's own parts, in their order
-        removed: list[int],
-        stored: list[int],
-    ) -> tuple[list[int], list[int]]:
-        """Return what no rank holds any more, and what one holds that none did."""
-        ranks, told = self._ranks, publisher.told
-        gone, new = list[int](), list[int]()
-        for block in tuple(told) if cleared else told.intersection(removed):
-            told.discard(block)
-            ranks[block] -= 1
-            if not ranks[block]:
-                del ranks[block]
-                gone.append(block)
-        for block in set(stored) - told:
-            told.add(block)
-            ranks[block] = ranks.get(block, 0) + 1
-            if ranks[block] == 1:
-                new.append(block)
-        return gone, new
-
-    def state(self) -> State | None:
-        """Return how the source does, where that has changed."""
-        all_ = self.publishers
-        state = State(
-            self.ticket,
-            sum(p.batches for p in all_),
-            sum(p.events for p in all_),
-            sum(p.gaps for p in all_),
-            sum(p.restarts for p in all_),
-            sum(p.unread for p in all_),
-            sum(p.recut.orphans for p in all_),
-            sum(len(p.recut) for p in all_),
-        )
-        if state == self._told:
-            return None
-        self._told = state
-        return state

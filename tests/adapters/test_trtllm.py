@@ -239,3 +239,19 @@ def test_an_idle_engine_and_one_without_statistics_have_an_unknown_load(iteratio
     load = asyncio.run(TRTLLM.read_load(client({"/metrics": iterations}), TARGET))
 
     assert load == Load()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [([], b"[]"), ([{"event_id": 0}], b'[{"event_id":0}]'), (404, None)]
+)
+def test_events_are_taken_by_a_post(answer: object, told: bytes | None):
+    seen: list[str] = []
+    http = client({"/kv_cache_events": answer}, seen)
+    assert asyncio.run(TRTLLM.take_events(http, TARGET)) == told
+    assert seen == ["/kv_cache_events"]
+
+
+def test_events_that_cannot_be_had_say_so():
+    http = client({"/kv_cache_events": 500})
+    with pytest.raises(EngineRefused, match="answered POST /kv_cache_events with 500"):
+        asyncio.run(TRTLLM.take_events(http, TARGET))

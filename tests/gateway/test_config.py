@@ -230,6 +230,26 @@ def test_a_wrong_value_is_named_with_its_line(line: str, path: str, message: str
             "is for an embedded engine: 'engine: sim' without a url",
         ),
         (
+            "name: e, engine: openai, url: 'http://h', events: 'tcp://h:1'",
+            ".events",
+            "is only for vllm, sglang, trtllm, and sim with a url",
+        ),
+        (
+            "name: e, engine: trtllm, url: 'http://h', events: 'tcp://h:1'",
+            ".events",
+            "must be 'poll', or {poll: TIME}: trtllm has to be asked",
+        ),
+        (
+            "name: e, engine: vllm, url: 'http://h', events: poll",
+            ".events",
+            "must be an address: vllm publishes, only trtllm has to be asked",
+        ),
+        (
+            "name: e, engine: vllm, url: 'http://h', events: {bind: true}",
+            ".events",
+            "lacks an 'address'",
+        ),
+        (
             "name: e, engine: sim, sim: {fault: sulk}",
             ".sim.fault",
             f"no fault 'sulk': take one of {', '.join(FAULTS)}",
@@ -260,6 +280,19 @@ def test_a_wrong_value_is_named_with_its_line(line: str, path: str, message: str
 def test_a_wrong_endpoint_is_named(entry: str, key: str, message: str):
     text = MINIMAL.replace("name: e, engine: sim", entry)
     assert errors(text, {"S": "hunter2"}) == [(6, f"pools[0].endpoints[0]{key}", message)]
+
+
+@pytest.mark.parametrize("told", ["poll", "{poll: 1s}"])
+def test_trtllm_is_asked_for_its_events_where_tenants_share_prefixes(told: str):
+    polled = MINIMAL.replace("engine: sim", f"engine: trtllm, url: http://h, events: {told}")
+    tenants = f"tenants: [{{name: a, keys: ['{digest_of('fb_x')}']}}]\n"
+    shared = load.read(polled + "    prefix: {shared: true}\n" + tenants, {})
+    assert shared.pools == load.read(polled + "    prefix: {shared: true}\n", {}).pools
+    message = (
+        "cannot be used: trtllm's name no tenant's salt; set the pool's prefix to"
+        " 'shared: true', or leave them out"
+    )
+    assert errors(polled + tenants) == [(6, "pools[0].endpoints[0].events", message)]
 
 
 def test_a_field_to_allow_must_be_one_that_is_taken_out():

@@ -372,7 +372,8 @@ class Engine:
         while True:
             request = await peer.request()
             path = request.split(b" ", 2)[1]
-            if (path.startswith(b"/v1/") and path != b"/v1/models") or b"tokenize" in path:
+            asked = path == b"/kv_cache_events" or b"tokenize" in path
+            if (path.startswith(b"/v1/") and path != b"/v1/models") or asked:
                 self.requests.append(request)
                 if await self._answer(peer, request) is False:
                     return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from forebay.prefixcache.index import Source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import Peer
+    from tests.conftest import Peer, RedisServer
     from tests.journeys.conftest import Gateway, Go, Kit
 
 SIZE = 16
@@ -135,3 +136,112 @@ def test_what_is_late_goes_on_by_its_text(go: Go, kit: Kit, model: Path, tmp_pat
                 assert known.cutter.late == 2
 
     go(run())
+
+
+# -- an engine that has to be asked --------------------------------------------------------------
+
+
+class Asked:
+    """A TensorRT-LLM by its documents: what it has to tell, it tells whoever asks first."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._number = 0
+        self._waiting: list[dict[str, Any]] = []
+        self.asked = 0
+
+    def tell(self, *data: dict[str, Any]) -> None:
+        for each in data:
+            event = {"event_id": self._number, "data": each, "window_size": 4096}
+            self._waiting.append(event)
+            self._number += 1
+
+    def restart(self) -> None:
+        self._number, self._waiting = 0, []
+        self.tell({"type": "created", "num_blocks_per_cache_level": [100, 0]})
+
+    async def __call__(self, peer: Peer, request: bytes, _number: int) -> None:
+        if b"/kv_cache_events" in request.split(b"\r\n", 1)[0]:
+            assert request.startswith(b"POST ")
+            self.asked += 1
+            told, self._waiting = self._waiting, []
+            peer.send(self._kit.whole(told))
+            return
+        usage = {"prompt_tokens": 103, "completion_tokens": 1, "total_tokens": 104}
+        peer.send(self._kit.whole({"id": "c", "choices": [], "usage": usage}))
+
+
+def kept(ids: list[int]) -> dict[str, Any]:
+    """Write TensorRT-LLM's event of a prompt's whole blocks."""
+    blocks = [
+        {
+            "type": "stored_block",
+            "block_hash": hash(tuple(ids[: start + SIZE])) & (1 << 64) - 1,
+            "tokens": [
+                {"type": "unique_token", "token_id": token, "token_extra_id": 0}
+                for token in ids[start : start + SIZE]
+            ],
+            "cache_level": 0,
+            "priority": 35,
+        }
+        for start in range(0, len(ids) // SIZE * SIZE, SIZE)
+    ]
+    return {"type": "stored", "parent_hash": None, "blocks": blocks}
+
+
+def asking(model: Path) -> dict[str, Any]:
+    return {"prefix": {"mode": "auto", "tokenizer": str(model), "block_tokens": SIZE}}
+
+
+def test_an_engine_that_tells_only_when_asked_is_asked(go: Go, kit: Kit, model: Path):
+    async def run() -> None:
+        told = Asked(kit)
+        told.restart()
+        ids = tokens(kit, model, LONG)
+        told.tell(kept(ids))
+        async with kit.engine(told, kind="trtllm") as one, kit.engine(told, kind="vllm") as two:
+            endpoints = [
+                {**two.section(), "name": "e0"},
+                {**one.section(), "name": "e1", "events": {"poll": 0.01}},
+            ]
+            async with kit.running(kit.config(endpoints, pool=asking(model))) as gateway:
+                await holds(gateway, len(ids) // SIZE)
+                assert await predicted(kit, gateway, LONG) == ("e1", len(ids) // SIZE * SIZE)
+                metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
+                assert 'forebay_prefix_source{endpoint="e1",pool="p",source="exact"} 1.0' in metrics
+                told.restart()
+                await holds(gateway, 0)
+
+    go(run())
+
+
+def test_one_replica_asks_and_the_others_hear_and_take_over(
+    go: Go, kit: Kit, model: Path, redis_server: RedisServer
+):
+    async def run() -> None:
+        told = Asked(kit)
+        told.restart()
+        ids = tokens(kit, model, LONG)
+        async with kit.engine(told, kind="trtllm") as engine:
+            endpoints = [{**engine.section(), "name": "e1", "events": {"poll": 0.01}}]
+            pool = {"name": f"p{secrets.token_hex(4)}", **asking(model)}
+            config = kit.config(endpoints, pool=pool, state={"url": redis_server.url})
+            async with kit.running(config) as other:
+                async with kit.running(config) as one:
+                    told.tell(kept(ids))
+                    await holds(one, len(ids) // SIZE)
+                    await holds(other, len(ids) // SIZE)
+                told.tell({"type": "removed", "block_hashes": [last(ids)]})
+                await holds(other, len(ids) // SIZE - 1)
+                assert other.pool.prefix is not None
+                assert other.pool.prefix.events["e1"].count.gaps == 0
+            async with kit.running(config) as again:  # from what is kept for it
+                await holds(again, len(ids) // SIZE - 1)
+                told.tell(kept(ids))
+                await holds(again, len(ids) // SIZE)
+
+    go(run())
+
+
+def last(ids: list[int]) -> int:
+    return hash(tuple(ids[: len(ids) // SIZE * SIZE])) & (1 << 64) - 1

@@ -22,6 +22,7 @@ from forebay.prefixcache.events import (
     read_event,
     read_frames,
 )
+from forebay.prefixcache.tiers import Tier
 
 REFERENCE = bytes.fromhex(
     "93cb3ff0000000000000938aa474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739101b17061"
@@ -47,7 +48,7 @@ def test_vllms_reference_payload_is_read():
     assert (batch.number, batch.unread) == (7, 0)
     assert batch.events == (
         Stored((1,), None, token_bytes([0, 1]), 2),
-        Removed((1,)),
+        Removed((1,), Tier.GPU),
         Cleared(),
     )
 
@@ -64,6 +65,24 @@ def test_hashes_signed_unsigned_or_in_bytes_are_the_same():
     raw = b"\x01" * 24 + unsigned.to_bytes(8, "big")
     for name in (signed, unsigned, raw):
         assert read_event({"type": "BlockRemoved", "block_hashes": [name]}) == Removed((unsigned,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tier"),
+    [
+        ({}, Tier.GPU),
+        ({"medium": "GPU"}, Tier.GPU),
+        ({"medium": "CPU"}, Tier.HOST),
+        ({"medium": "CPU_PINNED"}, Tier.HOST),
+        ({"medium": "DISK"}, Tier.DISK),
+        ({"medium": "STORAGE"}, Tier.DISK),
+        ({"medium": "CPU", "locality": "REMOTE"}, Tier.DISK),
+    ],
+)
+def test_the_medium_says_on_which_tier_a_block_lies(fields: dict[str, str], tier: Tier):
+    event = read_event(stored(**fields))
+    assert isinstance(event, Stored)
+    assert event.tier is tier
 
 
 def test_a_salt_is_found_where_vllm_and_where_sglang_have_it():
@@ -102,6 +121,7 @@ def test_pairs_of_tokens_are_read_by_their_first():
         stored(token_ids=["a", "b"]),
         stored(block_hashes=None),
         stored(block_hashes=[None]),
+        stored(medium=7),
         {"type": "BlockRemoved"},
         [],
         7,
@@ -136,7 +156,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*stored(), "extra_keys", "group_idx", "lora_name"]), JSON))
+@given(
+    st.dictionaries(
+        st.sampled_from([*stored(), "extra_keys", "group_idx", "lora_name", "medium", "locality"]),
+        JSON,
+    )
+)
 def test_any_map_is_an_event_or_counted(fields: dict[str, Any]):
     for kind in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
         batch = read_frames(frames(0, [1.0, [{**fields, "type": kind}]]))

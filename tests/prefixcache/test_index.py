@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.prefixcache.index import Index, Source
+from forebay.prefixcache.tiers import WORTH, Tier
 
 if TYPE_CHECKING:
     from forebay.prefixcache.blocks import BlockHash
@@ -88,7 +89,7 @@ def test_a_long_lookup_asks_for_few_blocks():
 
 def test_two_sources_of_one_endpoint_are_looked_up_as_one_and_forgotten_apart():
     index, blocks = Index(), chain(list(range(10)))
-    index.store("a", blocks[:4], Source.EXACT)
+    index.hold("a", blocks[:4])
     index.store("a", blocks)
     assert index.match(blocks) == {"a": 10}
     depths = [index.depth("a", blocks, source) for source in Source]
@@ -154,3 +155,30 @@ def test_a_full_index_has_nothing_for_the_garbage_collector():
     index.store("a", chain([rng.getrandbits(64) for _ in range(50_000)]))
     gc.collect()
     assert len(gc.get_objects()) - before < 100
+
+
+def test_blocks_behind_the_gpu_are_worth_less():
+    index, blocks = Index(), chain(list(range(1, 11)))
+    index.hold("near", blocks)
+    index.hold("far", blocks[:2])
+    index.hold("far", blocks[2:6], Tier.HOST)
+    index.hold("far", blocks[6:9], Tier.DISK)
+    assert index.match(blocks) == {"near": 10, "far": 9}
+    assert index.worth(blocks) == {"near": 10, "far": pytest.approx(2 + 0.8 * 4 + 0.5 * 3)}
+    index.store("far", blocks[:7])  # fetched for a prompt that went there
+    assert index.worth(blocks)["far"] == pytest.approx(7 + 0.5 * 2)
+    index.hold("far", blocks[2:6], Tier.GPU)
+    index.clear("far", Source.EXPECTED)
+    assert index.worth(blocks)["far"] == pytest.approx(6 + 0.5 * 3)
+
+
+@given(st.lists(st.sampled_from(Tier), max_size=40), st.integers(0, 40))
+def test_the_worth_of_a_hit_is_that_of_its_blocks(tiers: list[Tier], expected: int):
+    index, blocks = Index(), chain(list(range(1, 41)))
+    tiers = sorted(tiers)
+    for block, tier in zip(blocks, tiers, strict=False):
+        index.hold("a", [block], tier)
+    index.store("a", blocks[:expected])
+    by_hand = expected + sum(WORTH[tier] for tier in tiers[expected:])
+    assert index.worth(blocks).get("a", 0) == pytest.approx(by_hand)
+    assert index.match(blocks).get("a", 0) == max(expected, len(tiers))

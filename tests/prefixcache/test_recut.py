@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.prefixcache.blocks import chain_tokens, root_of_tokens, token_bytes
-from forebay.prefixcache.events import Cleared, Removed, Stored
+from forebay.prefixcache.events import Cleared, Moved, Removed, Stored
 from forebay.prefixcache.recut import Recut
+from forebay.prefixcache.tiers import Tier
 
 Tokens = tuple[int, ...]
 
@@ -20,9 +21,9 @@ class Engine:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.copies: dict[Tokens, int] = {}
+        self.copies: dict[Tokens, list[Tier]] = {}
 
-    def store(self, prompt: Tokens, first: int) -> Stored | None:
+    def store(self, prompt: Tokens, first: int, tier: Tier = Tier.GPU) -> Stored | None:
         """Store a prompt's whole blocks from the one numbered `first` on."""
         size = self.size
         prefixes = [prompt[:end] for end in range(size, len(prompt) + 1, size)]
@@ -33,22 +34,34 @@ class Engine:
         if not new:
             return None
         for prefix in new:
-            self.copies[prefix] = self.copies.get(prefix, 0) + 1
+            self.copies.setdefault(prefix, []).append(tier)
         parent = name(prefixes[first - 1]) if first else None
         tokens = token_bytes(prompt[first * size : len(prefixes) * size])
-        return Stored(tuple(map(name, new)), parent, tokens, size)
+        return Stored(tuple(map(name, new)), parent, tokens, size, tier=tier)
 
-    def remove(self, number: int) -> Removed | None:
+    def remove(self, number: int, *, told: bool = True) -> Removed | None:
         held = [prefix for prefix, copies in self.copies.items() if copies]
         if not held:
             return None
         prefix = held[number % len(held)]
-        self.copies[prefix] -= 1
-        return Removed((name(prefix),))
+        copies = self.copies[prefix]
+        tier = copies.pop(number % len(copies)) if told else min(copies)
+        if not told:
+            copies.remove(tier)
+        return Removed((name(prefix),), tier if told else None)
 
-    def held(self, prompts: list[Tokens], block: int) -> set[int]:
-        """Return our blocks all of whose tokens lie in engine blocks that are there."""
-        found: set[int] = set()
+    def move(self, number: int, tier: Tier) -> Moved | None:
+        held = [prefix for prefix, copies in self.copies.items() if copies]
+        if not held:
+            return None
+        prefix = held[number % len(held)]
+        before = self.copies[prefix].pop()
+        self.copies[prefix].append(tier)
+        return Moved(name(prefix), before, tier)
+
+    def held(self, prompts: list[Tokens], block: int) -> dict[int, int]:
+        """Return our blocks all of whose tokens lie in engine blocks that are there, and where."""
+        found: dict[int, int] = {}
         for prompt in prompts:
             whole = len(prompt) // block
             hashes = chain_tokens(root_of_tokens(), prompt, block_tokens=block)[:whole]
@@ -57,7 +70,8 @@ class Engine:
                 last = -(-(number + 1) * block // self.size)
                 ends = [(n + 1) * self.size for n in range(first, last)]
                 if all(e <= len(prompt) and self.copies.get(prompt[:e]) for e in ends):
-                    found.add(value)
+                    slowest = max(min(self.copies[prompt[:e]]) for e in ends)
+                    found[value] = min(slowest, found.get(value, slowest))
         return found
 
 
@@ -71,7 +85,9 @@ TREE = [
     (*range(9), *range(70, 79)),
     (*range(3), *range(90, 99)),
 ]
-STEP = st.tuples(st.sampled_from(["store", "store", "remove", "clear"]), st.integers(0, 30))
+STEP = st.tuples(
+    st.sampled_from(["store", "store", "remove", "drop", "move", "clear"]), st.integers(0, 90)
+)
 
 
 @settings(max_examples=300)
@@ -80,16 +96,19 @@ def test_a_block_is_held_while_all_engine_blocks_under_it_are(
     size: int, block: int, steps: list[tuple[str, int]]
 ):
     engine, recut = Engine(size), Recut(block)
-    told: set[int] = set()
+    told: dict[int, int] = {}
     for kind, number in steps:
-        stored: dict[int, None] = {}
+        stored: dict[int, int] = {}
         removed: dict[int, None] = {}
-        if kind == "clear" and number < 25:
+        tier = Tier(number // 30 % 3)
+        if kind == "clear" and number < 75:
             continue
         if kind == "store":
-            event = engine.store(TREE[number % 4], number // 4)
-        elif kind == "remove":
-            event = engine.remove(number)
+            event = engine.store(TREE[number % 4], number % 30 // 4, tier)
+        elif kind in ("remove", "drop"):
+            event = engine.remove(number, told=kind == "remove")
+        elif kind == "move":
+            event = engine.move(number, tier)
         else:
             engine.copies.clear()
             event = Cleared()
@@ -98,7 +117,7 @@ def test_a_block_is_held_while_all_engine_blocks_under_it_are(
         if recut.apply(event, stored, removed):
             told.clear()
         assert not stored.keys() & removed.keys()
-        told = (told - removed.keys()) | stored.keys()
+        told = {b: tier for b, tier in told.items() if b not in removed} | stored
         assert told == recut.held() == engine.held(TREE, block)
     assert recut.orphans == 0
 
@@ -111,11 +130,11 @@ def test_what_is_gone_leaves_nothing_behind():
         recut.apply(event, {}, {})
     while (event := engine.remove(0)) is not None:
         recut.apply(event, {}, {})
-    assert (len(recut), recut.held()) == (0, set())
+    assert (len(recut), recut.held()) == (0, {})
 
 
 def test_what_continues_something_never_heard_of_is_counted_only():
-    recut, stored = Recut(2), dict[int, None]()
+    recut, stored = Recut(2), dict[int, int]()
     recut.apply(Stored((8, 9), 7, token_bytes([1, 2, 3, 4]), 2), stored, {})
     assert (stored, recut.orphans, len(recut)) == ({}, 2, 0)
     recut.apply(Removed((8, 9)), stored, {})
@@ -133,7 +152,7 @@ def test_copies_on_another_tier_hold_a_block_longer():
 
 @pytest.mark.parametrize(("adapter", "salt"), [("", "s"), ("a", ""), ("a", "s")])
 def test_adapters_and_salts_have_blocks_of_their_own(adapter: str, salt: str):
-    recut, stored = Recut(2), dict[int, None]()
+    recut, stored = Recut(2), dict[int, int]()
     recut.apply(Stored((1,), None, token_bytes([1, 2]), 2, adapter, salt), stored, {})
     parent = root_of_tokens(adapter=adapter, salt=salt)
     assert list(stored) == chain_tokens(parent, [1, 2], block_tokens=2)
@@ -144,5 +163,5 @@ def test_an_image_makes_another_block_of_the_same_tokens():
     for extra in ((), (b"one",), (b"two",)):
         recut = Recut(2)
         recut.apply(Stored((1,), None, token_bytes([1, 2]), 2, "", "", extra), {}, {})
-        held.append(recut.held())
+        held.append(set(recut.held()))
     assert all(one.isdisjoint(other) for one, other in pairwise([*held, held[0]]))
