@@ -210,7 +210,7 @@ class State(Section):
         default=None, description="Redis or Valkey, as redis://host:6379/0; default: this process"
     )
     timeout: Duration = Field(
-        default=0.05, gt=0, description="longest wait for an answer of `url`; past it it is away"
+        default=0.04, gt=0, description="longest wait for an answer of `url`; past it it is away"
     )
     secret: Secret | None = Field(default=None, description="same on all replicas; salts names")
     ledger: str | None = Field(
