@@ -168,7 +168,7 @@ class Attempt:
         return seen
 
     def _judge(self, verdict: Verdict, reason: str) -> None:
-        self._inbound.pool.judged(self.endpoint, verdict, reason, self._app.now())
+        self._inbound.pool.upkeep.judged(self.endpoint, verdict, reason, self._app.now())
 
     # -- adapters.base.Sink ----------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Attempt:
         elif kind is _HELD:
             self._end_held()
         elif kind is _RAW:
-            self._inbound.pool.succeeded(self.endpoint, self._app.now())
+            self._inbound.pool.upkeep.succeeded(self.endpoint, self._app.now())
             self._responder.finish()
             self._relay.settle(_COMPLETED)
         else:
@@ -280,7 +280,7 @@ class Attempt:
         if not events.complete:
             self.break_off(EngineFailed("the engine ended its stream without the end mark"), held)
             return
-        self._inbound.pool.succeeded(self.endpoint, now)
+        self._inbound.pool.upkeep.succeeded(self.endpoint, now)
         self._responder.finish(held)
         self._relay.settle(Finish.ENGINE_ERROR if events.scanner.seen.error else _COMPLETED)
 
@@ -340,7 +340,7 @@ class Attempt:
             self._dialect.read(body, seen)
         else:
             seen.token = True  # or not: nobody looked
-        self._inbound.pool.succeeded(self.endpoint, now)
+        self._inbound.pool.upkeep.succeeded(self.endpoint, now)
         if self._inbound.guarded and self._is_bad(body, seen) and self._relay.leave(BAD_ANSWER):
             return
         if self._inbound.copy is not None:

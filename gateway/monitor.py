@@ -93,7 +93,7 @@ class Monitor:
             self._passed(probe)
             return
         if change is not None:
-            pool.moved(endpoint, change, self._now())
+            pool.upkeep.moved(endpoint, change, self._now())
 
     def _passed(self, probe: Probe) -> None:
         pool, endpoint, now = self._pool, self._endpoint, self._now()
@@ -101,17 +101,17 @@ class Monitor:
         if pool.prefix is not None:
             pool.prefix.probed(endpoint.name, probe)
         if endpoint.adopt(probe):
-            pool.restarted(endpoint)
+            pool.upkeep.restarted(endpoint)
             restart = health.restarted(now)
             if restart is not None:
-                pool.moved(endpoint, restart, now)
+                pool.upkeep.moved(endpoint, restart, now)
         missing = pool.missing_models(endpoint)
         if missing:
             change = health.misconfigured(now, f"it serves none of the pool's models ({missing})")
         else:
             change = health.probe_passed(now)
         if change is not None:
-            pool.moved(endpoint, change, now)
+            pool.upkeep.moved(endpoint, change, now)
         pool.wake(now)
 
     async def _ask(self) -> Probe:
@@ -131,7 +131,7 @@ class Monitor:
         except Exception:
             logger.exception("load reading failed", extra={"endpoint": endpoint.name})
             return
-        self._pool.loaded(endpoint, load, self._now())
+        self._pool.upkeep.loaded(endpoint, load, self._now())
 
     async def _read_speculation(self) -> None:
         """Read what became of drafts; where it cannot be read, nothing is concluded."""
@@ -151,7 +151,7 @@ class Monitor:
             logger.exception("speculation reading failed", extra={"endpoint": endpoint.name})
             return
         if reading is not None:
-            self._pool.speculated(endpoint, reading, self._now())
+            self._pool.upkeep.speculated(endpoint, reading, self._now())
 
     async def _ask_load(self) -> Load:
         embedded = self._endpoint.embedded

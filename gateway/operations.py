@@ -216,7 +216,7 @@ class Operations:
         found, one = self._endpoint(pool, endpoint)
         health = one.health
         changed, health.drained = health.drained != drained, drained
-        found.refresh(one, self._process.app.now())
+        found.upkeep.refresh(one, self._process.app.now())
         action = "drain endpoint" if drained else "undrain endpoint"
         _note(action, who, pool=pool, endpoint=endpoint, changed=changed)
         return EndpointDrain(pool, endpoint, health.drained, one.view.in_flight)
@@ -224,14 +224,14 @@ class Operations:
     async def warming(self, pool: str, endpoint: str) -> Warming:
         """Return how far an endpoint is from being warm."""
         found, _ = self._warmed(pool, endpoint)
-        return Warming(pool, endpoint, found.warming(endpoint))
+        return Warming(pool, endpoint, found.upkeep.warming(endpoint))
 
     async def warm(self, pool: str, endpoint: str, *, who: str) -> Warming:
         """Prefill the pool's hot prefixes at an endpoint, in the gaps that callers leave."""
         found, one = self._warmed(pool, endpoint)
         if not one.health.usable:
             raise CannotNow("this endpoint is out of the rotation")
-        left = found.warm(one, self._process.app.now())
+        left = found.upkeep.warm(one, self._process.app.now())
         _note("warm endpoint", who, pool=pool, endpoint=endpoint, prompts=left)
         return Warming(pool, endpoint, left)
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from forebay.adapters.base import Load, Verdict
 from forebay.policies.contracts import InvalidRequest, Overloaded, Rejected
 from forebay.scheduler.build import journal_head, make_dispatcher
 from forebay.scheduler.cost import Cost
-from forebay.scheduler.health import State
 from forebay.scheduler.retry import RetryBudget
 
-from .endpoint import settings_of, shown_state
+from .endpoint import settings_of
 from .intake import answers
 from .prefix import PoolPrefix
 from .scheduling import (
@@ -35,6 +33,7 @@ from .scheduling import (
     window_of,
 )
 from .speculation import speculation_of
+from .upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,15 +43,12 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Outcome, Placement, Request
     from forebay.scheduler.build import Scheduling
     from forebay.scheduler.dispatch import Dispatcher
-    from forebay.scheduler.health import Change
     from forebay.scheduler.length import Estimator
     from forebay.scheduler.others import Others
-    from forebay.scheduler.speculation import Reading as Drafts
 
     from .endpoint import Endpoint
     from .relay import Relay
     from .telemetry.histogram import Histogram
-    from .warming import Warmer
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +79,8 @@ class Pool:
         """Gaps between tokens, of all its streams."""
         self.allow = frozenset(section.allow_fields)
         self.budget = RetryBudget(section.retry.budget)
-        self._changed = changed
+        self.upkeep = Upkeep(self, changed)
+        """Who keeps the endpoints' views."""
         self._seed = seed
         self._cost = Cost()
         self.recallable: dict[str, Relay] | None = None
@@ -216,7 +213,7 @@ class Pool:
             if self.reading is not None and not request.avoid:
                 inbound = relay.inbound
                 self.reading.ask(request, inbound.body, answers(inbound.body))
-            self._make_way(now)
+            self.upkeep.make_way(now)
         else:
             if self.reading is not None and not request.avoid:
                 self.reading.idle()
@@ -330,8 +327,7 @@ class Pool:
         settings = self._believed(settings)
         changed = settings != self._settings
         if section.prefix != self._prefix_section:
-            if self._warmer is not None:
-                self._warmer.close()
+            self.upkeep.close()
             self.prefix, self._prefix_section = prefix_of(section), section.prefix
             changed = True
         journal = journal_of(section, self._journal)
@@ -388,81 +384,9 @@ class Pool:
     def _is_believed(self) -> bool:
         return self.reading is None or self.reading.trusted
 
-    def succeeded(self, endpoint: Endpoint, now: float) -> None:
-        """Take in a good answer."""
-        change = endpoint.health.request_succeeded(now)
-        if change is not None:
-            self.moved(endpoint, change, now)
-
-    # -- health ----------------------------------------------------------------------------------
-
-    def judged(self, endpoint: Endpoint, verdict: Verdict, reason: str, now: float) -> None:
-        """Take in what an answer says of its endpoint."""
-        health = endpoint.health
-        if verdict is Verdict.BROKEN:
-            change = health.request_failed(now, reason)
-        elif verdict is Verdict.MISCONFIGURED:
-            change = health.misconfigured(now, reason)
-        else:
-            health.good_bytes(now)  # it answers, whatever it says
-            return
-        if change is not None:
-            self.moved(endpoint, change, now)
-
-    def moved(self, endpoint: Endpoint, change: Change, now: float) -> None:
-        """Carry out a change of state: one log line, one metric, and the dispatcher."""
-        up = change.new is State.UP
-        if change.new is State.DOWN:
-            self.restarted(endpoint)  # or may have: not every engine tells
-        logger.log(
-            logging.INFO if up else logging.WARNING,
-            "endpoint is up" if up else "endpoint changed state",
-            extra={
-                "pool": self.name,
-                "endpoint": endpoint.name,
-                "from": str(change.old),
-                "to": str(change.new),
-                "reason": change.reason,
-            },
-        )
-        self._changed(self.name, endpoint.name, shown_state(endpoint, now))
-        if up:
-            self.warm(endpoint, now)
-        self.refresh(endpoint, now)
-        if not endpoint.view.usable:
-            self._make_way(now)
-
-    def restarted(self, endpoint: Endpoint) -> None:
-        """Take in that an engine is a new process: its cache is empty."""
-        prefix = self.prefix
-        if prefix is None:
-            return
-        prefix.forget(endpoint.name)
-        events = prefix.events.get(endpoint.name)
-        started = None if endpoint.probe is None else endpoint.probe.started
-        if events is not None and events.engine_restarted is not None and started is not None:
-            events.engine_restarted(started)
-
-    def refresh(self, endpoint: Endpoint, now: float) -> None:
-        """Copy an endpoint's health into its view."""
-        view, health = endpoint.view, endpoint.health
-        usable, share = health.usable and not self._kept_out(endpoint, now), health.share(now)
-        if (usable, share) != (view.usable, view.share):
-            view.usable, view.share = usable, share
-            self.wake(now)
-
     def tick(self, now: float) -> None:
         """Let time pass: breakers half-open, slow starts, deadlines of those who wait."""
-        warmer = self._warmer
-        if warmer is not None:
-            warmer.tick(now, waiting=bool(self.waiting))
-        for endpoint in self.endpoints.values():
-            due = endpoint.health.next_tick(now)
-            if due is not None:
-                change = endpoint.health.tick(now)
-                if change is not None:
-                    self.moved(endpoint, change, now)
-            self.refresh(endpoint, now)
+        self.upkeep.tick(now)
         self.dispatcher.tick(now)
         if self.prefix is not None:
             self.prefix.tick(now, self.endpoints)
@@ -481,56 +405,6 @@ class Pool:
     def close(self) -> None:
         """Let go of threads and files, when its last request has ended."""
         self._flush()
-        if self._warmer is not None:
-            self._warmer.close()
+        self.upkeep.close()
         if self.reading is not None:
             self.reading.close()
-
-    # -- warming ---------------------------------------------------------------------------------
-
-    @property
-    def _warmer(self) -> Warmer | None:
-        return None if self.prefix is None else self.prefix.warmer
-
-    def warm(self, endpoint: Endpoint, now: float) -> int:
-        """Begin to prefill hot prefixes there; return how many are to be."""
-        warmer = self._warmer
-        return 0 if warmer is None else warmer.begin(endpoint, now)
-
-    def warming(self, endpoint: str) -> int:
-        """Return how many hot prefixes are still to be prefilled there."""
-        warmer = self._warmer
-        return 0 if warmer is None else warmer.left.get(endpoint, 0)
-
-    def _kept_out(self, endpoint: Endpoint, now: float) -> bool:
-        """Whether it is to be warm first, and can be spared."""
-        warmer = self._warmer
-        if warmer is None or not warmer.keeps_out(endpoint.name, now):
-            return False
-        others = [e.view for e in self.endpoints.values() if e is not endpoint and e.view.usable]
-        models = frozenset[str]().union(*(view.models for view in others))
-        return any(not view.models for view in others) or bool(
-            endpoint.view.models and endpoint.view.models <= models
-        )
-
-    def _make_way(self, now: float) -> None:
-        """Warm nothing just now, and let in whoever was to be warm first: it is wanted."""
-        warmer = self._warmer
-        if warmer is not None and warmer.active:
-            for endpoint in warmer.make_way():
-                self.refresh(endpoint, now)
-
-    def speculated(self, endpoint: Endpoint, reading: Drafts, now: float) -> None:
-        """Take in what an engine says of its drafts."""
-        if self.speculation is not None and self.speculation.read(endpoint, reading, now):
-            self.wake(now)
-
-    def loaded(self, endpoint: Endpoint, load: Load, now: float) -> None:
-        """Take in a load reading."""
-        view = endpoint.view
-        view.running, view.waiting, view.kv_use, view.load_at = (
-            load.running,
-            load.waiting,
-            load.kv_use,
-            now,
-        )

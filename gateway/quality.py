@@ -128,7 +128,7 @@ class Quality:
         gone = out_of(suspects, usable)
         for endpoint in pool.endpoints.values():
             endpoint.health.suspect = endpoint.name in gone
-            pool.refresh(endpoint, now)
+            pool.upkeep.refresh(endpoint, now)
 
     def _let_back(self, pool: Pool) -> None:
         for endpoint in pool.endpoints.values():

@@ -210,7 +210,7 @@ class Relay:
         attempt.close()
         self._attempt = None
         now, pool, endpoint = self._app.now(), self._inbound.pool, attempt.endpoint
-        pool.judged(endpoint, verdict, told(error, attempt.status), now)
+        pool.upkeep.judged(endpoint, verdict, told(error, attempt.status), now)
         self._tries.ended(verdict, sent=sent)
         wider = again(self.request, endpoint.name)
         pool.release(attempt.placement, now)

@@ -33,12 +33,13 @@ class Section:
 
 
 class FakePool:
-    """Notes what a monitor tells a pool."""
+    """Notes what a monitor tells a pool, and is its own upkeep."""
 
     section = Section
     prefix = None
 
     def __init__(self) -> None:
+        self.upkeep = self
         self.changes: list[Change] = []
         self.loads: list[Load] = []
         self.woken = 0

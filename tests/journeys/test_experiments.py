@@ -196,7 +196,7 @@ def test_what_waits_in_an_arm_that_is_rolled_back_goes_to_the_control(go: Go, ki
                     endpoint = gateway.pool.endpoints["b"]
                     change = endpoint.health.request_failed(gateway.app.now(), "it hangs")
                     if change is not None:
-                        gateway.pool.moved(endpoint, change, gateway.app.now())
+                        gateway.pool.upkeep.moved(endpoint, change, gateway.app.now())
                 answers = await asyncio.gather(*asked)
                 assert {(a.status, a.headers["x-forebay-moved"]) for a in answers} == {
                     (200, "rolled_back")
@@ -380,7 +380,7 @@ def test_an_endpoint_of_no_arm_stands_in_for_the_control_after_a_rollback(go: Go
             await keeper.decide("t", "roll back", arm="", who="ops")
             control = gateway.pool.endpoints["a"]
             control.health.suspect = True
-            gateway.pool.refresh(control, 0.0)
+            gateway.pool.upkeep.refresh(control, 0.0)
             for number in range(10):
                 answer = await ask(gateway, kit, number)
                 assert (answer.status, answer.headers["x-forebay-endpoint"]) == (200, "c")

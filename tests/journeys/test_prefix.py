@@ -45,7 +45,7 @@ def test_an_endpoint_that_restarted_is_expected_to_hold_nothing(go: Go, kit: Kit
     async def run() -> None:
         async with kit.running(kit.config([kit.sim("e0")], pool=PREFIX)) as gateway:
             await where(kit, gateway, "one")
-            gateway.pool.restarted(gateway.pool.endpoints["e0"])
+            gateway.pool.upkeep.restarted(gateway.pool.endpoints["e0"])
             assert (await where(kit, gateway, "two"))[1] == 0
 
     go(run())
@@ -110,9 +110,9 @@ def test_an_endpoint_that_restarted_is_warmed_and_holds_the_prefix_then(go: Go, 
                 await where(kit, gateway, text)
             pool, endpoint = gateway.pool, gateway.pool.endpoints["e0"]
             assert endpoint.embedded is not None
-            pool.restarted(endpoint)
+            pool.upkeep.restarted(endpoint)
             now = gateway.app.now()
-            assert pool.warm(endpoint, now) == 1
+            assert pool.upkeep.warm(endpoint, now) == 1
             await kit.until(lambda: names(gateway)["warmed"] == 1)
             assert names(gateway, "tokens") >= 0
             _, hit = await where(kit, gateway, "five")
@@ -136,8 +136,8 @@ def test_a_warmed_engine_gets_the_common_beginning_only_and_with_its_salt(go: Go
                     text = f"secret {number}"
                     await where(kit, gateway, text, "authorization: Bearer acme\r\n")
                 endpoint = gateway.pool.endpoints["e0"]
-                gateway.pool.restarted(endpoint)
-                gateway.pool.warm(endpoint, gateway.app.now())
+                gateway.pool.upkeep.restarted(endpoint)
+                gateway.pool.upkeep.warm(endpoint, gateway.app.now())
                 await kit.until(lambda: names(gateway)["warmed"] == 1)
                 assert names(gateway, "tokens") == 700
                 assert not any("secret" in line for line in gateway.records.lines)
@@ -161,17 +161,17 @@ def test_an_endpoint_is_kept_out_until_warm_but_not_from_who_waits(go: Go, kit: 
                 await where(kit, gateway, text)
             live, app = gateway.pool, gateway.app
             for endpoint in live.endpoints.values():
-                live.restarted(endpoint)
+                live.upkeep.restarted(endpoint)
             cold = live.endpoints["e1"]
             cold.view.in_flight = 1  # so that nothing is sent there
-            assert live.warm(cold, app.now()) == 1
-            live.refresh(cold, app.now())
+            assert live.upkeep.warm(cold, app.now()) == 1
+            live.upkeep.refresh(cold, app.now())
             assert not cold.view.usable
             cold.view.in_flight = 0
             warmer = live.prefix.warmer if live.prefix else None
             assert warmer is not None
             for endpoint in warmer.make_way():
-                live.refresh(endpoint, app.now())
+                live.upkeep.refresh(endpoint, app.now())
             assert cold.view.usable
 
     go(run())
@@ -184,6 +184,6 @@ def test_nothing_is_kept_where_warming_is_not_asked_for(go: Go, kit: Kit):
                 await where(kit, gateway, text)
             assert gateway.pool.prefix is not None
             assert gateway.pool.prefix.warmer is None
-            assert gateway.pool.warm(gateway.pool.endpoints["e0"], 0.0) == 0
+            assert gateway.pool.upkeep.warm(gateway.pool.endpoints["e0"], 0.0) == 0
 
     go(run())

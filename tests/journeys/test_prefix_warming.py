@@ -43,7 +43,7 @@ async def up(url: str) -> None:
 async def make_hot(kit: Kit, gateway: Gateway) -> None:
     for text in ("one", "two", "three", "four"):
         await gateway.ask(kit.post(kit.chat(LONG + text, max_tokens=1)))
-    gateway.pool.restarted(gateway.pool.endpoints["e0"])
+    gateway.pool.upkeep.restarted(gateway.pool.endpoints["e0"])
 
 
 async def call(*arguments: str) -> int:

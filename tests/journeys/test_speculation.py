@@ -50,14 +50,14 @@ def test_an_endpoint_whose_drafts_are_refused_is_left_and_returns_by_itself(go: 
             pool, gain = gateway.pool, {"temperature": 0, "max_tokens": 100}
             fast = pool.endpoints["fast"]
             found = [await where(kit, gateway, **gain)]
-            pool.speculated(fast, Reading(0, 0, 0), 100.0)
-            pool.speculated(fast, Reading(100, 400, 100), 101.0)
+            pool.upkeep.speculated(fast, Reading(0, 0, 0), 100.0)
+            pool.upkeep.speculated(fast, Reading(100, 400, 100), 101.0)
             found.append(await where(kit, gateway, **gain))
             metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
             assert 'forebay_spec_pays{endpoint="fast",pool="p"} 0.0' in metrics
-            pool.speculated(fast, Reading(100, 400, 100), 107.0)
+            pool.upkeep.speculated(fast, Reading(100, 400, 100), 107.0)
             found.append(await where(kit, gateway, **gain))
-            pool.speculated(fast, Reading(200, 800, 400), 108.0)
+            pool.upkeep.speculated(fast, Reading(200, 800, 400), 108.0)
             found.append(await where(kit, gateway, **gain))
             assert found == ["fast", "plain", "fast", "fast"]
             metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
