@@ -86,6 +86,7 @@ class Endpoint(_Model):
     engine: str
     state: str
     usable: bool = Field(description="whether requests are placed on it")
+    why_out: str = Field(description="why they are not; empty while they are")
     in_flight: int
     limit: int = Field(description="requests it may have at once now")
     in_flight_tokens: int

@@ -92,7 +92,7 @@ class Quality:
             self._read(*self._waiting.popleft())
         for endpoint, known in self._known.items():
             if known.tick(now) and endpoint.health.suspect:
-                endpoint.health.suspect = False
+                endpoint.health.suspect = ""
                 logger.info("endpoint's answers count again", extra={"endpoint": endpoint.name})
 
     def _read(self, pool: Pool, name: str, copy: Copy) -> None:
@@ -124,15 +124,15 @@ class Quality:
             for e in pool.endpoints.values()
             if e.name not in idle and (e.view.usable or e.health.suspect)
         ]
-        suspects = [e.name for e, known in self._known.items() if known.until > now]
+        suspects = {e.name: known.why for e, known in self._known.items() if known.until > now}
         gone = out_of(suspects, usable)
         for endpoint in pool.endpoints.values():
-            endpoint.health.suspect = endpoint.name in gone
+            endpoint.health.suspect = suspects[endpoint.name] if endpoint.name in gone else ""
             pool.upkeep.refresh(endpoint, now)
 
     def _let_back(self, pool: Pool) -> None:
         for endpoint in pool.endpoints.values():
-            endpoint.health.suspect = False
+            endpoint.health.suspect = ""
 
 
 def _limits(section: Section) -> QualityLimits:

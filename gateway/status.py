@@ -65,6 +65,7 @@ def _endpoint(pool: Pool, endpoint: Endpoint, now: float) -> EndpointStatus:
         engine=view.engine,
         state=shown_state(endpoint, now),
         usable=view.usable,
+        why_out=endpoint.health.why_out,
         in_flight=view.in_flight,
         limit=view.in_flight + max(0, view.room),
         in_flight_tokens=view.in_flight_tokens,

@@ -84,6 +84,7 @@ class Health:
         "_settings",
         "drained",
         "optimistic",
+        "reason",
         "state",
         "suspect",
     )
@@ -92,9 +93,11 @@ class Health:
         self.optimistic = optimistic
         self.drained = False
         """Taken out of the rotation by an operator, however it is."""
-        self.suspect = False
-        """Its answers have become bad, so it gets none to give for a while."""
+        self.suspect = ""
+        """Why its answers are thought bad, so that it gets none to give for a while; else empty."""
         self.state = State.STARTING
+        self.reason = "no probe has passed yet"
+        """Why it came into its state."""
         self._settings = settings
         self._probe_fails = 0
         self._passes = 0
@@ -119,6 +122,15 @@ class Health:
             or state is State.TRIAL
             or (state is State.STARTING and self.optimistic)
         )
+
+    @property
+    def why_out(self) -> str:
+        """Why it is out of the rotation; empty while it is in."""
+        if self.usable:
+            return ""
+        if self.drained:
+            return "an operator drained it"
+        return f"bad answers: {self.suspect}" if self.suspect else self.reason
 
     def share(self, now: float) -> float:
         """Return how much of its limit may be used: below 1 in a trial and after a return."""
@@ -236,5 +248,5 @@ class Health:
 
     def _go(self, new: State, reason: str) -> Change:
         change = Change(self.state, new, reason)
-        self.state = new
+        self.state, self.reason = new, reason
         return change

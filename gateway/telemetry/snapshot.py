@@ -30,6 +30,8 @@ class EndpointStatus:
     """One of `labels.STATES`."""
     usable: bool
     """Whether requests are placed on it."""
+    why_out: str = ""
+    """Why they are not; empty while they are."""
     in_flight: int = 0
     limit: int = 0
     """Requests it may have at once now, slow start included."""

@@ -34,7 +34,7 @@ class QualityLimits:
 class EndpointQuality:
     """One endpoint's answers of late."""
 
-    __slots__ = ("_now", "_settings", "_since", "_then", "until")
+    __slots__ = ("_now", "_settings", "_since", "_then", "until", "why")
 
     def __init__(self, settings: QualityLimits, now: float) -> None:
         self._settings = settings
@@ -43,6 +43,8 @@ class EndpointQuality:
         self._then: dict[str, list[int]] = {}
         self.until = 0.0
         """Until when it is suspect; 0: it is not."""
+        self.why = ""
+        """Why it was suspect last."""
 
     def add(self, found: Mapping[str, bool], now: float) -> str:
         """Count one answer, by each kind that was looked for; return why it is suspect from now."""
@@ -61,7 +63,8 @@ class EndpointQuality:
             low, _ = share_bounds(hits, total, _ALPHA)
             if low > limit:
                 self.until = now + self._settings.out_s
-                return f"{hits} of {total} answers are {kind.replace('_', ' ')}"
+                self.why = f"{hits} of {total} answers are {kind.replace('_', ' ')}"
+                return self.why
         return ""
 
     def _counts(self, kind: str) -> tuple[int, int]:

@@ -35,7 +35,7 @@ SNAPSHOT = Snapshot(
                 EndpointStatus(
                     "v0", "vllm", "up", usable=True, in_flight=3, limit=64, kv_use=0.5, running=2
                 ),
-                EndpointStatus("v1", "vllm", "open", usable=False),
+                EndpointStatus("v1", "vllm", "open", usable=False, why_out="4 in a row failed"),
             ),
             queued=7,
             oldest_wait_s=1.5,
@@ -106,11 +106,13 @@ def test_the_status_says_what_the_gateway_is_and_does():
     said: dict[str, Any] = ask("/admin/v1/status", state=state).json()
     assert Status.model_validate(said).model_dump() == said
     llama, embed = said["pools"]
+    assert llama["endpoints"][1]["why_out"] == "4 in a row failed"
     assert llama["endpoints"][0] == {
         "name": "v0",
         "engine": "vllm",
         "state": "up",
         "usable": True,
+        "why_out": "",
         "in_flight": 3,
         "limit": 64,
         "in_flight_tokens": 0,

@@ -379,7 +379,7 @@ def test_an_endpoint_of_no_arm_stands_in_for_the_control_after_a_rollback(go: Go
             assert keeper is not None
             await keeper.decide("t", "roll back", arm="", who="ops")
             control = gateway.pool.endpoints["a"]
-            control.health.suspect = True
+            control.health.suspect = "it babbles"
             gateway.pool.upkeep.refresh(control, 0.0)
             for number in range(10):
                 answer = await ask(gateway, kit, number)

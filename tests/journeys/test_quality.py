@@ -37,7 +37,10 @@ def test_an_endpoint_that_repeats_one_token_gets_nothing_more_for_a_while(go: Go
                 assert before < 40
                 after = [await gateway.ask(kit.post(kit.chat())) for _ in range(5)]
                 assert {a.headers["x-forebay-endpoint"] for a in after} == {"b"}
+                told = [e.why_out for e in gateway.process.snapshot().pools[0].endpoints]
+                assert told == [f"bad answers: {before} of {before} answers are repeated", ""]
                 await kit.until(lambda: bad.view.usable)
+                assert gateway.process.snapshot().pools[0].endpoints[0].why_out == ""
                 assert len(one.requests) == before
             told = [line for line in gateway.records.lines if "become bad" in line]
             assert len(told) == 1

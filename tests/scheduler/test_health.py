@@ -261,3 +261,15 @@ def test_changes_form_a_chain_and_every_state_is_left_again(
     for event in ("ok", "pass", "pass"):
         EVENTS[event](health, now)
     assert (health.state, health.usable) == (State.UP, True)
+
+
+def test_why_an_endpoint_is_out_is_known_and_nothing_while_it_is_in():
+    health, _ = after("pass")
+    assert (health.usable, health.why_out) == (True, "")
+    health.suspect = "7 of 8 answers are empty"
+    assert (health.usable, health.why_out) == (False, "bad answers: 7 of 8 answers are empty")
+    health.drained = True
+    assert health.why_out == "an operator drained it"
+    assert after("")[0].why_out == "no probe has passed yet"
+    assert after("pass miss miss miss")[0].why_out == "3 probes in a row failed: timed out"
+    assert after("pass wrong")[0].why_out == "401: no such key"
