@@ -20,7 +20,7 @@ from forebay.policies.experiments.ramp import State, apply, by_hand, judge, outr
 from forebay.policies.experiments.tallies import Tallies
 
 from .experiments.observing import failed_observation, observe
-from .experiments.store import ExperimentsAway, Kept, stage_key, tallies_of
+from .experiments.store import ExperimentsAway, Kept, stage_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forebay.policies.experiments.ramp import Decision, What
     from forebay.policies.experiments.tallies import Observation
 
-    from .experiments.store import Store
+    from .experiments.store import Rows, Store
     from .intake import Inbound
     from .trials import Assigned, Trial
 
@@ -53,6 +53,8 @@ class Live:
         self.stages = {key: Tallies.from_rows(rows) for key, rows in kept.stages.items()}
         self.others: dict[str, Tallies] = {}
         """What other replicas have counted, by stage."""
+        self._heard: dict[str, Rows] = {}
+        """What `others` was made of."""
         self.others_shadow: dict[str, ShadowTally] = {}
         """What copies showed there, by bucket."""
         self.first: dict[str, float] = {}
@@ -100,6 +102,15 @@ class Live:
         self.kept.state = state
         self.trial.take(state)
         self.unsaved = True
+
+    def hear(self, kept: Kept) -> None:
+        """Take what other replicas have counted; a list that is the same one says nothing new."""
+        before, heard = self._heard, kept.stages
+        self.others = {
+            key: self.others[key] if before.get(key) is rows else Tallies.from_rows(rows)
+            for key, rows in heard.items()
+        }
+        self._heard, self.others_shadow = heard, kept.shadow
 
     def resume(self, kept: Kept) -> None:
         """Go on with what was kept, in place of what was begun without it."""
@@ -325,10 +336,7 @@ class Keeper:
             return
         if not _fits(live.trial, kept.state):
             return  # of a replica whose file names other arms: it says nothing about these
-        key = stage_key(kept.state)
-        live.others = {each: tallies_of(kept, each) for each in kept.stages}
-        live.others_shadow = kept.shadow
-        live.fresh = live.fresh or bool(live.others.get(key))
+        live.hear(kept)
         if kept.state != live.state:
             gone = set(kept.state.out) - set(live.state.out)
             live.take(kept.state)

@@ -1,29 +1,34 @@
 """Experiments of many replicas, in the Redis or Valkey that keeps their counters.
 
-Each replica writes its own counts into a field of its own, so nothing is ever counted twice; the
-one that holds the lease reads them all. The state has a version, and the next one is written only
-where that version still stands: two that both think they hold the lease cannot both decide.
+Each replica writes its own counts into a field of its own, so nothing is ever counted twice, and a
+stamp with them, by which the others see what they have to read again. The state has a version, and
+the next one is written only where that version still stands: two that both think they hold the
+lease cannot both decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 from importlib.resources import files
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 from redis.exceptions import RedisError
+from xxhash import xxh3_128_digest
 
 from forebay.gateway.quota.redis_store import connect
 from forebay.policies.experiments.answers import ShadowTally
 from forebay.policies.experiments.ramp import State
-from forebay.policies.experiments.tallies import Tallies
 
+from .mirror import SHADOW, Mirror
 from .store import ExperimentsAway, Kept, Rows, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from .mirror import Counts, Part
 
 _SCRIPT = files("forebay.gateway.experiments").joinpath("lua/decide.lua")
 _TIMEOUT_S = 2.0
@@ -35,7 +40,7 @@ _state = msgspec.json.Decoder(State).decode
 
 
 class RedisExperiments:
-    """One hash for the state, one for each stage's counts; all of one experiment on one node."""
+    """Hashes for the state, each part's counts, and stamps; all of one experiment on one node."""
 
     shared = True
 
@@ -45,6 +50,10 @@ class RedisExperiments:
         self._lease_ms = int(lease_s * 1000)
         self._script = _SCRIPT.read_text()
         self.replica = uuid4().hex
+        self._stamps = count(1)  # never the same twice, also where the server has lost everything
+        self._written: dict[str, dict[str, bytes]] = {}
+        """By experiment and part, the digest of what was written last."""
+        self._mirrors: dict[str, Mirror] = {}
 
     def _key(self, name: str, what: str) -> str:
         return f"{self._prefix}:{{ab:{name}}}:{what}"
@@ -63,30 +72,37 @@ class RedisExperiments:
         return await self._within(self._load(name))
 
     async def _load(self, name: str) -> Kept | None:
-        held = await self._client.hget(self._key(name, "state"), "state")
+        async with self._client.pipeline(transaction=False) as looks:
+            looks.hget(self._key(name, "state"), "state")
+            looks.hgetall(self._key(name, "stamps"))
+            held, told = await looks.execute()
+        stamps = {_part(field): stamp for field, stamp in told.items()}
+        self._forget_lost(name, stamps)
         if held is None:
             return None
-        stages: dict[str, Rows] = {}
-        for stage in await self._client.smembers(self._key(name, "stages")):
-            key = stage.decode()
-            stages[key] = await self._others(name, key)
-        return Kept(state=_state(held), stages=stages, shadow=await self._others_shadow(name))
+        others = {part: stamp for part, stamp in stamps.items() if part[1] != self.replica}
+        mirror = self._mirrors.setdefault(name, Mirror())
+        mirror.update(others, await self._read(name, mirror.outdated(others)))
+        return Kept(state=_state(held), stages=dict(mirror.stages), shadow=mirror.shadow)
 
-    async def _others(self, name: str, stage: str) -> Rows:
-        whole = Tallies()
-        fields = await self._client.hgetall(self._key(name, stage))
-        for replica, rows in fields.items():
-            if replica.decode() != self.replica:
-                whole.merge(Tallies.from_rows(_rows(rows)))
-        return whole.as_rows()
+    async def _read(self, name: str, parts: Sequence[Part]) -> dict[Part, Counts]:
+        if not parts:
+            return {}
+        async with self._client.pipeline(transaction=False) as looks:
+            for what, replica in parts:
+                looks.hget(self._key(name, what), replica)
+            found = await looks.execute()
+        return {
+            part: _shadow(packed) if part[0] == SHADOW else _rows(packed)
+            for part, packed in zip(parts, found, strict=True)
+            if packed is not None
+        }
 
-    async def _others_shadow(self, name: str) -> dict[str, ShadowTally]:
-        whole: dict[str, ShadowTally] = {}
-        for replica, packed in (await self._client.hgetall(self._key(name, "shadow"))).items():
-            if replica.decode() != self.replica:
-                for bucket, tally in _shadow(packed).items():
-                    whole.setdefault(bucket, ShadowTally()).merge(tally)
-        return whole
+    def _forget_lost(self, name: str, stamps: Mapping[Part, bytes]) -> None:
+        """Write again, at the next save, what was written and is no longer there."""
+        written = self._written.get(name, {})
+        for what in [what for what in written if (what, self.replica) not in stamps]:
+            del written[what]
 
     async def save(self, name: str, kept: Kept) -> None:
         """See Store."""
@@ -100,12 +116,21 @@ class RedisExperiments:
                 both.hsetnx(state, "version", kept.state.version)
                 both.hsetnx(state, "state", encode(kept.state))
                 await both.execute()
-        for stage, rows in kept.stages.items():
-            if rows:
-                await self._client.sadd(self._key(name, "stages"), stage)
-                await self._client.hset(self._key(name, stage), self.replica, encode(rows))
+        parts: dict[str, bytes] = {what: encode(rows) for what, rows in kept.stages.items() if rows}
         if kept.shadow:
-            await self._client.hset(self._key(name, "shadow"), self.replica, encode(kept.shadow))
+            parts[SHADOW] = encode(kept.shadow)
+        written = self._written.setdefault(name, {})
+        for what, packed in parts.items():
+            digest = xxh3_128_digest(packed)
+            if written.get(what) != digest:
+                await self._write(name, what, packed)
+                written[what] = digest
+
+    async def _write(self, name: str, what: str, packed: bytes) -> None:
+        async with self._client.pipeline(transaction=True) as both:
+            both.hset(self._key(name, what), self.replica, packed)
+            both.hset(self._key(name, "stamps"), f"{what}|{self.replica}", next(self._stamps))
+            await both.execute()
 
     async def decide(self, name: str, state: State) -> bool:
         """See Store."""
@@ -128,3 +153,8 @@ class RedisExperiments:
     async def close(self) -> None:
         """See Store."""
         await self._client.aclose()
+
+
+def _part(field: bytes) -> Part:
+    what, _, replica = field.decode().partition("|")
+    return what, replica

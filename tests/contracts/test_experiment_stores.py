@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import RedisServer, Run
+
+
+READS = ("hget", "hgetall", "hmget", "smembers")
 
 
 def counted(*arms: str) -> dict[str, list[tuple[str, str, int, object]]]:
@@ -99,6 +103,68 @@ class TestShared:
             mine, theirs = tallies_of(by_one, "0.0"), tallies_of(by_two, "0.0")
             assert (mine.requests("a"), mine.requests("b")) == (1, 2)
             assert (theirs.requests("a"), theirs.requests("b")) == (1, 0)
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    def test_only_what_changed_is_read_again(self, run: Run, redis_server: RedisServer):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            old, new = counted("a", "b")["0.0"], counted("a")["0.0"]
+            shadow = {"to-512": ShadowTally(copies=3)}
+            await two.save("x", Kept(stages={"0.0": old, "0.1": new}, shadow=shadow))  # type: ignore[dict-item] - rows
+            first = await one.load("x")
+            assert first is not None
+            reads, again = await self.reads(one), await one.load("x")
+            assert again is not None
+            assert again == first
+            # The state and the stamps, nothing else.
+            assert await self.reads(one) - reads == {"hget": 1, "hgetall": 1}
+            assert all(again.stages[key] is rows for key, rows in first.stages.items())
+
+            newer = counted("a", "a")["0.0"]
+            await two.save("x", Kept(stages={"0.0": old, "0.1": newer}, shadow=shadow))  # type: ignore[dict-item] - rows
+            reads, third = await self.reads(one), await one.load("x")
+            assert third is not None
+            assert await self.reads(one) - reads == {"hget": 2, "hgetall": 1}
+            assert third.stages["0.0"] is first.stages["0.0"]
+            assert tallies_of(third, "0.1").requests("a") == 2
+            assert third.shadow == shadow
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    @staticmethod
+    async def reads(store: RedisExperiments) -> Counter[str]:
+        """Return how often the server was asked to read, by command."""
+        told: dict[str, dict[str, int]] = await store._client.info("commandstats")
+        return Counter({name: told.get(f"cmdstat_{name}", {}).get("calls", 0) for name in READS})
+
+    def test_what_has_not_changed_is_not_written_again(self, run: Run, redis_server: RedisServer):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            kept = Kept(stages=counted("a"))  # type: ignore[arg-type] - rows
+            for _ in range(3):
+                await one.save("x", kept)
+            stamps = await one._client.hgetall(one._key("x", "stamps"))
+            assert stamps == {f"0.0|{one.replica}".encode(): b"1"}
+            await asyncio.gather(one.close(), two.close())
+
+        run(main())
+
+    def test_counts_come_back_to_a_server_that_lost_them(self, run: Run, redis_server: RedisServer):
+        async def main() -> None:
+            one, two = self.stores(redis_server)
+            kept = Kept(stages=counted("a", "b"))  # type: ignore[arg-type] - rows
+            await one.save("x", kept)
+            assert (await two.load("x")) is not None
+            names = [one._key("x", what) for what in ("state", "stamps", "0.0")]
+            await one._client.delete(*names)
+            assert (await one.load("x"), await two.load("x")) == (None, None)
+            await one.save("x", kept)
+            found = await two.load("x")
+            assert found is not None
+            assert tallies_of(found, "0.0").requests("b") == 1
             await asyncio.gather(one.close(), two.close())
 
         run(main())
