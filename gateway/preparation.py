@@ -90,7 +90,7 @@ class Preparation:
             call.meter_usage = inbound.strip_usage = True
         endpoint = None
         if route is Route.RESPONSES and "previous_response_id" in body.members:
-            endpoint = self._pinned(body, tenant)
+            endpoint = self._continue(inbound)
         self._fill_in(inbound, message, endpoint)
         prefix = inbound.pool.prefix
         if prefix is not None and prefix.warmer is not None:
@@ -103,14 +103,14 @@ class Preparation:
         name = stored_name(message.path) or ""
         stored = self._stored.find(name, tenant.name, self._now())
         pool = None if stored is None else self._pools.get(stored.pool)
-        if stored is None or pool is None or stored.model not in pool.models:
+        if stored is None or pool is None or stored.model not in self._models:
             raise _no_response(name, None)
         call = Call(
             request_id=self._ids.next(),
             route=Route.RESPONSES,
             method=message.method,
             path=plain_target(message),
-            model="",
+            model=stored.engine_model,
             members={},
         )
         inbound = intake.Inbound(pool, tenant, EMPTY, call)
@@ -126,17 +126,25 @@ class Preparation:
             pool=outcome.pool,
             endpoint=outcome.endpoint,
             model=inbound.model,
+            engine_model=inbound.call.model,
             now=outcome.ended,
         )
 
-    def _pinned(self, body: intake.AnyBody, tenant: Tenant) -> str | None:
-        """Return the endpoint that holds the response which this one continues."""
-        previous = body.get("previous_response_id")
+    def _continue(self, inbound: Inbound) -> str | None:
+        """Return the endpoint that holds the response which this one continues.
+
+        Where an arm of an experiment put it into another pool, that becomes the request's.
+        """
+        previous = inbound.body.get("previous_response_id")
         if previous is None:
             return None
-        stored = self._stored.find(str(previous), tenant.name, self._now())
-        if stored is None:
+        stored = self._stored.find(str(previous), inbound.tenant.name, self._now())
+        pool = None if stored is None else self._pools.get(stored.pool)
+        if stored is None or pool is None:
             raise _no_response(str(previous), "previous_response_id")
+        if pool is not inbound.pool and stored.model == inbound.model:
+            call = inbound.call
+            inbound.pool, call.model, call.allow = pool, stored.engine_model, pool.allow
         return stored.endpoint
 
     def _fill_in(self, inbound: Inbound, message: Message, endpoint: str | None) -> None:

@@ -17,6 +17,9 @@ class Stored(NamedTuple):
     pool: str
     endpoint: str
     model: str
+    """As its caller named it."""
+    engine_model: str
+    """As that pool's engines name it: an arm's pool may know it by this name only."""
     expires: float
 
 
@@ -33,13 +36,22 @@ class StoredResponses:
         return len(self._entries)
 
     def add(  # noqa: PLR0913 - all by name
-        self, response: str, *, tenant: str, pool: str, endpoint: str, model: str, now: float
+        self,
+        response: str,
+        *,
+        tenant: str,
+        pool: str,
+        endpoint: str,
+        model: str,
+        engine_model: str,
+        now: float,
     ) -> None:
         """Remember where a response lies; an id that another tenant holds stays that tenant's."""
         known = self._entries.get(response)
         if known is not None and known.tenant != tenant and known.expires > now:
             return
-        self._entries[response] = Stored(tenant, pool, endpoint, model, now + self._ttl)
+        until = now + self._ttl
+        self._entries[response] = Stored(tenant, pool, endpoint, model, engine_model, until)
         self._entries.move_to_end(response)
         while len(self._entries) > self._most:
             self._entries.popitem(last=False)

@@ -69,7 +69,6 @@ class Trial:
         self._classes = frozenset(section.eligible.sla)
         self._models = frozenset(section.eligible.models)
         self._hours = _hours(section.eligible.hours)
-        self._whole = any(where.pool is not None for where in section.arms.values())
         self.weights: Sequence[tuple[str, float]] = ()
         self.gone = _NOBODY
         """Endpoints of candidates that were taken back."""
@@ -126,8 +125,6 @@ class Trial:
             return False
         if self._models and inbound.model not in self._models:
             return False
-        if self._whole and inbound.call.route is Route.RESPONSES:
-            return False  # stored answers are looked for in the pool of their model
         return self._hours is None or hour in self._hours
 
     def key_of(self, inbound: Inbound, session: bytes | None) -> bytes:

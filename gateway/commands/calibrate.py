@@ -58,6 +58,9 @@ def run(arguments: Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments.key_env is not None and not os.environ.get(arguments.key_env):
+        print(f"forebay calibrate: --key-env {arguments.key_env}: is not set", file=sys.stderr)
+        return 2
     measured = asyncio.run(_measure(arguments))
     limits = replace(
         measured.limits,

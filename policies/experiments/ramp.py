@@ -24,7 +24,7 @@ from .bounds import share_bounds
 from .measures import MEASURES, Pair, effect, harm
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from .measures import Effect
     from .plan import Plan
@@ -246,26 +246,38 @@ def _without(plan: Plan, state: State, decision: Decision) -> State:
     )
 
 
+_POSSIBLE: Mapping[What, tuple[Phase, ...]] = {
+    "promote": ("running", "paused"),
+    "roll back": ("running", "paused", "promoted"),
+    "pause": ("running",),
+    "resume": ("paused",),
+}
+"""Phases in which a person may decide something; what is not here, in all."""
+
+
 def by_hand(  # noqa: PLR0913 - all but three by name
     plan: Plan, state: State, what: What, *, arm: str, who: str, now: float
 ) -> Decision:
     """Return the decision of a person. Raises ValueError where it makes no sense now."""
-    arm = arm or (plan.candidates[0] if len(plan.candidates) == 1 else "")
+    if state.phase not in _POSSIBLE.get(what, (state.phase,)):
+        then = "; restart it first" if what == "promote" else ""
+        raise ValueError(f"cannot {what}: it is {state.phase.replace('_', ' ')}{then}")
+    if arm and arm not in plan.candidates:
+        raise ValueError(f"there is no candidate '{arm}'; there are: {', '.join(plan.candidates)}")
     stage = state.stage
-    if what == "promote":
-        if state.phase in {"rolled_back", "promoted"}:
-            raise ValueError(f"it is {state.phase}; restart it first")
-        if state.stage < len(plan.stages) - 1:
-            what, stage = "advance", state.stage + 1
-        elif not arm:
-            raise ValueError("say which arm: " + ", ".join(plan.candidates))
-        elif arm not in plan.candidates or arm in state.out:
-            raise ValueError(f"'{arm}' is no candidate that still serves")
-    elif what == "roll back" and state.phase == "rolled_back":
-        raise ValueError("it is rolled back already")
-    elif what == "pause" and state.phase != "running":
-        raise ValueError(f"it is {state.phase}, not running")
-    elif what == "resume" and state.phase != "paused":
-        raise ValueError(f"it is {state.phase}, not paused")
-    shown = arm if what in {"promote", "roll back"} else ""
-    return Decision(at=now, what=what, why="by hand", arm=shown, stage=stage, who=who)
+    if what == "promote" and stage < len(plan.stages) - 1:
+        what, stage, arm = "advance", stage + 1, ""
+    elif what == "promote":
+        arm = _winner(plan, state, arm)
+    elif what == "roll back" and len(plan.candidates) == 1:
+        (arm,) = plan.candidates
+    return Decision(at=now, what=what, why="by hand", arm=arm, stage=stage, who=who)
+
+
+def _winner(plan: Plan, state: State, arm: str) -> str:
+    left = [each for each in plan.candidates if each not in state.out]
+    if arm and arm not in left:
+        raise ValueError(f"'{arm}' is rolled back; restart the experiment first")
+    if not arm and len(left) > 1:
+        raise ValueError(f"say which arm: {', '.join(left)}")
+    return arm or left[0]

@@ -143,6 +143,12 @@ def test_an_endpoint_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str
     assert EngineUnreachable.status == 502
 
 
+def test_a_key_that_is_not_in_the_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "http://127.0.0.1:9", "--key-env", "NO_SUCH_KEY_HERE"]) == 2
+    told = "forebay calibrate: --key-env NO_SUCH_KEY_HERE: is not set\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_wrong_address_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "127.0.0.1:8000"]) == 2
     assert "is no http address" in capsys.readouterr().err

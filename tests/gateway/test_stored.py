@@ -6,13 +6,14 @@ from forebay.gateway.stored import Stored, StoredResponses
 
 
 def add(stored: StoredResponses, name: str, tenant: str = "a", now: float = 0.0) -> None:
-    stored.add(name, tenant=tenant, pool="p", endpoint="e", model="m", now=now)
+    names = {"pool": "p", "endpoint": "e", "model": "m", "engine_model": "n"}
+    stored.add(name, tenant=tenant, **names, now=now)
 
 
 def test_an_id_is_found_by_its_tenant_only():
     stored = StoredResponses()
     add(stored, "r")
-    assert stored.find("r", "a", 1.0) == Stored("a", "p", "e", "m", 3600.0)
+    assert stored.find("r", "a", 1.0) == Stored("a", "p", "e", "m", "n", 3600.0)
     assert stored.find("r", "b", 1.0) is None
     assert stored.find("other", "a", 1.0) is None
 

@@ -178,6 +178,56 @@ def test_an_arm_may_be_another_pool(go: Go, kit: Kit):
     go(main())
 
 
+def test_a_response_stored_in_an_arms_pool_is_found_and_continued_there(go: Go, kit: Kit):
+    async def main() -> None:
+        pools = [
+            {"name": "p", "models": {"m": "m"}, "endpoints": [kit.sim("a")]},
+            {"name": "q", "models": {"m8": "m-fp8"}, "endpoints": [kit.sim("b"), kit.sim("c")]},
+        ]
+        arms = {"full": {"pool": "p"}, "fp8": {"pool": "q"}}
+        settings = kit.config(pools=pools, experiments=trial(arms=arms))
+        async with kit.running(settings) as gateway:
+            asked = {"model": "m", "input": "hi", "max_output_tokens": 4}
+            made = [await gateway.ask(kit.post(asked, "/v1/responses")) for _ in range(30)]
+            assert {arm(a)[0] for a in made} == {"t/full", "t/fp8"}
+            assert {arm(a)[1] for a in made} == {"a", "b", "c"}
+            await gateway.process.operations.decide("t", "roll back", arm="", who="ops")
+            for answer in made:
+                name, endpoint = answer.json["id"], answer.headers["x-forebay-endpoint"]
+                found = await gateway.ask(kit.get(f"/v1/responses/{name}"))
+                more = await gateway.ask(
+                    kit.post({**asked, "previous_response_id": name}, "/v1/responses")
+                )
+                later = await gateway.ask(kit.get(f"/v1/responses/{more.json['id']}"))
+                gone = await gateway.ask(kit.get(f"/v1/responses/{name}", method="DELETE"))
+                for each in (found, more, later, gone):
+                    assert (each.status, each.headers["x-forebay-endpoint"]) == (200, endpoint)
+                    assert "x-forebay-arm" not in each.headers
+                assert (found.json["id"], more.json["model"]) == (name, answer.json["model"])
+
+    go(main())
+
+
+def test_a_stored_response_is_gone_with_its_pool(go: Go, kit: Kit):
+    async def main() -> None:
+        home = {"name": "p", "models": {"m": "m"}, "endpoints": [kit.sim("a")]}
+        other = {"name": "q", "models": {"m8": "m-fp8"}, "endpoints": [kit.sim("b")]}
+        arms = {"full": {"pool": "p"}, "fp8": {"pool": "q"}}
+        experiments = trial(arms=arms, split={"full": 0, "fp8": 1})
+        settings = kit.config(pools=[home, other], experiments=experiments)
+        async with kit.running(settings) as gateway:
+            asked = {"model": "m", "input": "hi", "max_output_tokens": 4}
+            name = (await gateway.ask(kit.post(asked, "/v1/responses"))).json["id"]
+            gateway.process.apply(kit.config(pools=[home]))
+            more = kit.post({**asked, "previous_response_id": name}, "/v1/responses")
+            for request in (kit.get(f"/v1/responses/{name}"), more):
+                answer = await gateway.ask(request)
+                told = (answer.status, answer.json["error"]["code"])
+                assert told == (404, "response_not_found")
+
+    go(main())
+
+
 def test_what_waits_in_an_arm_that_is_rolled_back_goes_to_the_control(go: Go, kit: Kit):
     async def hangs(peer: Peer, _request: bytes, _number: int) -> None:
         await peer.gone()

@@ -192,6 +192,7 @@ def test_a_stored_response_is_asked_for_in_origin_form_however_the_caller_wrote(
                 pool="p",
                 endpoint="e0",
                 model="m",
+                engine_model="m",
                 now=gateway.app.now(),
             )
             for target in (

@@ -153,13 +153,22 @@ def test_a_person_promotes_step_by_step_and_takes_back():
 def test_a_person_is_told_what_makes_no_sense():
     gone = State(phase="rolled_back", out=("b",))
     for asked in ("promote", "roll back", "pause", "resume"):
-        with pytest.raises(ValueError, match="it is"):
+        with pytest.raises(ValueError, match=f"cannot {asked}: it is rolled back"):
             by_hand(PLAN, gone, asked, arm="", who="ops", now=5.0)  # type: ignore[arg-type] - a What
     two = Plan("x", ("a", "b", "c"), {})
     with pytest.raises(ValueError, match="say which arm: b, c"):
         by_hand(two, State(), "promote", arm="", who="ops", now=5.0)
-    with pytest.raises(ValueError, match="no candidate"):
-        by_hand(two, State(), "promote", arm="a", who="ops", now=5.0)
+    for asked in ("promote", "roll back"):
+        with pytest.raises(ValueError, match="there is no candidate 'a'; there are: b, c"):
+            by_hand(two, State(), asked, arm="a", who="ops", now=5.0)  # type: ignore[arg-type] - a What
+    with pytest.raises(ValueError, match="'b' is rolled back; restart the experiment first"):
+        by_hand(two, State(out=("b",)), "promote", arm="b", who="ops", now=5.0)
+
+
+def test_the_one_candidate_that_is_left_need_not_be_named():
+    two = Plan("x", ("a", "b", "c"), {})
+    decision = by_hand(two, State(out=("b",)), "promote", arm="", who="ops", now=5.0)
+    assert decision.arm == "c"
 
 
 def test_all_tests_together_have_the_experiments_alpha():
