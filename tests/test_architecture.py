@@ -86,7 +86,7 @@ def test_a_package_says_what_it_is_and_what_it_exports(file: Path):
         for alias in node.names
     ]
     exported = [
-        ast.literal_eval(node.value)
+        sorted(ast.literal_eval(node.value))  # ruff says in which order they stand
         for node in tree.body
         if isinstance(node, ast.Assign)
         and any(isinstance(each, ast.Name) and each.id == "__all__" for each in node.targets)

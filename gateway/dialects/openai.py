@@ -1,0 +1,123 @@
+"""OpenAI's first shapes: a stream of chunks with choices, ended by `[DONE]`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .base import Usage, encode, error_of, learn
+
+if TYPE_CHECKING:
+    from forebay.policies.contracts import ForebayError
+
+    from .base import Seen
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    id: Any = None
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    object: Any = None
+    type: Any = None
+    delta: Any = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class OpenAI:
+    """Chat, completions, embeddings and whatever else answers in OpenAI's first shapes."""
+
+    marks: tuple[bytes, ...] = (
+        b'"finish_reason":"',
+        b'"usage":{',
+        b'{"error"',
+        b"[DONE]",
+        b'": {',
+        b'_reason": "',
+    )
+    lines_per_event = 2
+
+    def look(self, event: bytes, data: bytes, seen: Seen) -> None:
+        """See `Dialect.look`."""
+        if data == b"[DONE]":
+            seen.done = True
+            return
+        try:
+            chunk = _chunk(data)
+        except msgspec.MsgspecError:
+            seen.error |= event == b"error"
+            return
+        if chunk.error is not None or event == b"error":
+            seen.error = True
+        if chunk.usage is not None:
+            learn(chunk.usage, seen)
+        seen.done |= chunk.type == "transcript.text.done"
+        seen.token |= bool(chunk.type and chunk.delta)
+        for choice in chunk.choices or ():
+            if choice.finish_reason:
+                seen.finish_reason = choice.finish_reason
+            seen.token |= bool(choice.text) or _speaks(choice.delta)
+
+    def read(self, answer: bytes, seen: Seen) -> None:
+        """See `Dialect.read`."""
+        try:
+            chunk = _chunk(answer)
+        except msgspec.MsgspecError:
+            return
+        if isinstance(chunk.id, str):
+            seen.id = chunk.id
+        if chunk.usage is not None:
+            learn(chunk.usage, seen)
+        for choice in chunk.choices or ():
+            seen.finish_reason = choice.finish_reason or seen.finish_reason
+            seen.token |= bool(choice.text) or _speaks(choice.message)
+
+    def shaped(self, body: bytes) -> bool:
+        """See `Dialect.shaped`."""
+        return error_of(body) is not None
+
+    def body(self, error: ForebayError) -> bytes:
+        """See `Dialect.body`."""
+        return encode({"error": openai_error(error)})
+
+    def event(self, error: ForebayError) -> bytes:
+        """See `Dialect.event`."""
+        return b"data: %b\n\n" % encode({"error": openai_error(error)})
+
+
+def _speaks(delta: _Delta | None) -> bool:
+    return delta is not None and bool(
+        delta.content
+        or delta.reasoning
+        or delta.reasoning_content
+        or delta.tool_calls
+        or delta.refusal
+    )
+
+
+def openai_error(error: ForebayError) -> dict[str, Any]:
+    """Return what stands under `error` in a body."""
+    return {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
