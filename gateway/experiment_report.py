@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.policies.experiments.plan import Plan
     from forebay.policies.experiments.tallies import Sketch, Tallies, Tally
 
-    from .keeper import Live
+    from .experiment_live import Live
     from .trials import Trial
 
 _SHOWN = ("ttft", "tpot", "e2e", "queue", "length")

@@ -14,11 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from forebay.policies.experiments.ramp import State, apply, by_hand, judge, outright
-from forebay.policies.experiments.tallies import Tallies
 
+from .experiment_live import Live, anew, fits
 from .experiments.observing import failed_observation, observe
 from .experiments.store import ExperimentsAway, Kept, stage_key
 
@@ -26,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from forebay.policies.contracts import Outcome
-    from forebay.policies.experiments.answers import ShadowTally
     from forebay.policies.experiments.ramp import Decision, What
     from forebay.policies.experiments.tallies import Observation
 
-    from .experiments.store import Rows, Store
+    from .experiments.store import Store
     from .intake import Inbound
     from .trials import Assigned, Trial
 
@@ -41,87 +38,6 @@ JUDGE_S = 0.5
 """Between two looks at counts that nothing bad was added to."""
 SAVE_S = 1.0
 _BACKLOG = 100_000
-
-
-class Live:
-    """One experiment as it runs."""
-
-    def __init__(self, trial: Trial, kept: Kept) -> None:
-        self.trial = trial
-        self.kept = kept
-        """State, and this replica's counts (where the store is not shared: all there are)."""
-        self.stages = {key: Tallies.from_rows(rows) for key, rows in kept.stages.items()}
-        self.others: dict[str, Tallies] = {}
-        """What other replicas have counted, by stage."""
-        self._heard: dict[str, Rows] = {}
-        """What `others` was made of."""
-        self.others_shadow: dict[str, ShadowTally] = {}
-        """What copies showed there, by bucket."""
-        self.first: dict[str, float] = {}
-        """When each arm's first request ended here."""
-        self.judged = 0.0
-        self.fresh = self.unsaved = False
-        self.begins = False
-        """Its state is to take the place of one of other arms."""
-        self.unread = False
-        """What the store keeps of it has not been looked at."""
-        trial.take(kept.state)
-
-    @property
-    def state(self) -> State:
-        """Where it is."""
-        return self.kept.state
-
-    def counts(self, key: str) -> Tallies:
-        """Return this replica's counts of a stage."""
-        found = self.stages.get(key)
-        if found is None:
-            found = self.stages[key] = Tallies()
-        return found
-
-    def together(self, key: str) -> Tallies:
-        """Return all replicas' counts of a stage."""
-        mine, others = self.counts(key), self.others.get(key)
-        if others is None:
-            return mine
-        whole = Tallies()
-        whole.merge(mine)
-        whole.merge(others)
-        return whole
-
-    def whole(self) -> Tallies:
-        """Return all counts of this run, all stages added up: for reports, not for tests."""
-        whole, run = Tallies(), f"{self.state.run}."
-        for key in {*self.stages, *self.others}:
-            if key.startswith(run):
-                whole.merge(self.together(key))
-        return whole
-
-    def take(self, state: State) -> None:
-        """Take a state."""
-        self.kept.state = state
-        self.trial.take(state)
-        self.unsaved = True
-
-    def hear(self, kept: Kept) -> None:
-        """Take what other replicas have counted; a list that is the same one says nothing new."""
-        before, heard = self._heard, kept.stages
-        self.others = {
-            key: self.others[key] if before.get(key) is rows else Tallies.from_rows(rows)
-            for key, rows in heard.items()
-        }
-        self._heard, self.others_shadow = heard, kept.shadow
-
-    def resume(self, kept: Kept) -> None:
-        """Go on with what was kept, in place of what was begun without it."""
-        self.kept = kept
-        self.stages = {key: Tallies.from_rows(rows) for key, rows in kept.stages.items()}
-        self.take(kept.state)
-
-    def packed(self) -> Kept:
-        """Return what is to be stored."""
-        self.kept.stages = {key: tallies.as_rows() for key, tallies in self.stages.items()}
-        return self.kept
 
 
 class Keeper:
@@ -304,9 +220,9 @@ class Keeper:
         live.unread = False
         if kept is None:
             return
-        live.begins = not _fits(live.trial, kept.state)
+        live.begins = not fits(live.trial, kept.state)
         if live.begins:
-            live.take(_anew(kept, live.trial.plan.arms, self._clock()))
+            live.take(anew(kept, live.trial.plan.arms, self._clock()))
         elif self.store.shared:
             live.take(kept.state)
         else:
@@ -334,7 +250,7 @@ class Keeper:
         if kept is None:
             live.unsaved = True  # it was forgotten there
             return
-        if not _fits(live.trial, kept.state):
+        if not fits(live.trial, kept.state):
             return  # of a replica whose file names other arms: it says nothing about these
         live.hear(kept)
         if kept.state != live.state:
@@ -395,9 +311,9 @@ class Keeper:
         self._leaving += [live for live in before.values() if live.unsaved and not live.unread]
 
     def _add(self, trial: Trial, kept: Kept | None, *, ours: bool = False) -> None:
-        begins = kept is not None and not _fits(trial, kept.state)
+        begins = kept is not None and not fits(trial, kept.state)
         if kept is None or begins:
-            kept = Kept(state=_anew(kept, trial.plan.arms, self._clock()))
+            kept = Kept(state=anew(kept, trial.plan.arms, self._clock()))
         elif self.store.shared and not ours:
             kept = Kept(state=kept.state)  # the counts are the others', or an earlier process's
         self.live[trial.name] = live = Live(trial, kept)
@@ -433,19 +349,6 @@ class Keeper:
         self._fold()
         await self._store_all()
         await self.store.close()
-
-
-def _anew(kept: Kept | None, arms: tuple[str, ...], now: float) -> State:
-    """Return a first state; after one of other arms, its counts are another run's."""
-    first = State(since=now, began=now, arms=arms)
-    if kept is None:
-        return first
-    return replace(first, run=kept.state.run + 1, version=kept.state.version + 1)
-
-
-def _fits(trial: Trial, state: State) -> bool:
-    """Whether a state is one of these arms'."""
-    return state.arms == trial.plan.arms
 
 
 def _tell(name: str, decision: Decision) -> None:

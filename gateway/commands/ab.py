@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from forebay.gateway.experiments.wording import seconds
+
 from .asking import KEY, add_address
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ def _arm_row(arm: dict[str, Any]) -> tuple[str, ...]:
     failed = arm["errors"] / arm["requests"] if arm["requests"] else 0.0
     return (
         *(arm["name"], arm["role"], f"{arm['share']:.0%}", str(arm["requests"]), f"{failed:.1%}"),
-        *(_seconds(ttft["p50"]), _seconds(ttft["p99"]), _seconds(tpot["p50"])),
+        *(seconds(ttft["p50"]), seconds(ttft["p99"]), seconds(tpot["p50"])),
     )
 
 
@@ -169,10 +171,6 @@ def _effect_row(effect: dict[str, Any]) -> tuple[str, ...]:
         *(form(effect["estimate"]), f"{form(effect['low'])} to {high}", margin),
         effect["says_now"],
     )
-
-
-def _seconds(value: float) -> str:
-    return "-" if not value else f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

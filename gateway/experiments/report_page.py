@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from html import escape
-from math import log10
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from .report_plots import forest, plots
+from .wording import seconds
 
-_COLOURS = ("#3b6ea5", "#c05746", "#4f8a5b", "#8a6bb1", "#b08a2e")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 260, 60, 30
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _TOO_MUCH = 10.0
 """A worsening that nobody needs a test to see."""
 _STYLE = """
@@ -36,7 +36,7 @@ def page(report: dict[str, Any]) -> str:
     parts = [
         *_head(report),
         *_arms(report),
-        *_plots(report),
+        *plots(report),
         *_effects(report),
         *_traffic(report),
         *_shadow(report.get("shadow")),
@@ -91,8 +91,8 @@ def _arm(arm: dict[str, Any]) -> list[str]:
         *(arm["name"], arm["role"], f"{arm['share']:.0%}", str(requests)),
         *(_part(arm[name], requests) for name in ("errors", "refused", "left")),
         *(_part(arm[name], answered) for name in ("empty", "truncated")),
-        *(_seconds(spreads["ttft"][p]) for p in ("p50", "p99")),
-        *(_seconds(spreads[name]["p50"]) for name in ("tpot", "e2e", "queue")),
+        *(seconds(spreads["ttft"][p]) for p in ("p50", "p99")),
+        *(seconds(spreads[name]["p50"]) for name in ("tpot", "e2e", "queue")),
         f"{spreads['length']['mean']:.1f}",
         f"{arm['cached_tokens'] / prompts:.0%}" if prompts else "-",
         "-" if arm["goodput"] is None else f"{arm['goodput']:.1%}",
@@ -115,8 +115,8 @@ def _by_class(arms: list[dict[str, Any]]) -> list[str]:
             *(row["sla"] or "none", arm["name"], str(row["requests"])),
             _part(row["errors"], row["requests"]),
             *(_part(row[name], row["answered"]) for name in ("empty", "truncated")),
-            *(_seconds(row["spreads"]["ttft"][p]) for p in ("p50", "p99")),
-            *(_seconds(row["spreads"][name]["p50"]) for name in ("tpot", "e2e", "queue")),
+            *(seconds(row["spreads"]["ttft"][p]) for p in ("p50", "p99")),
+            *(seconds(row["spreads"][name]["p50"]) for name in ("tpot", "e2e", "queue")),
             f"{row['spreads']['length']['mean']:.1f}",
             "-" if row["goodput"] is None else f"{row['goodput']:.1%}",
         ]
@@ -130,81 +130,13 @@ def _by_class(arms: list[dict[str, Any]]) -> list[str]:
     return ["<h2>By SLA class</h2>", _table(names, sorted(rows))]
 
 
-def _plots(report: dict[str, Any]) -> list[str]:
-    titles = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "length": "Output tokens"}
-    return [plot for name, title in titles.items() if (plot := _plot(report["arms"], name, title))]
-
-
-def _plot(arms: list[dict[str, Any]], name: str, title: str) -> str:
-    """Draw each arm's percentiles over a logarithmic scale of values."""
-    curves = [(arm["name"], arm["spreads"][name]["curve"]) for arm in arms]
-    curves = [(arm, curve) for arm, curve in curves if curve]
-    values = [value for _, curve in curves for value in curve if value > 0]
-    if not values:
-        return ""
-    low, high = log10(min(values)), log10(max(values))
-    low, high = (low, high) if high - low > 0.05 else (low - 0.1, high + 0.1)
-    lines = [_line(curve, low, high, i) for i, (_, curve) in enumerate(curves)]
-    legend = [
-        f'<text x="{_LEFT + 10}" y="{20 + 16 * i}" fill="{_colour(i)}" '
-        f'style="fill:{_colour(i)}">{escape(arm)}</text>'
-        for i, (arm, _) in enumerate(curves)
-    ]
-    svg = (
-        f'<svg role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'aria-label="{escape(title)} by percentile">{_axes(low, high, name)}'
-        f"{''.join(lines)}{''.join(legend)}</svg>"
-    )
-    caption = f"{title}: percentiles 1 to 99 of each arm, over a logarithmic scale"
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
-
-
-def _line(curve: Sequence[float], low: float, high: float, index: int) -> str:
-    least = 10**low
-    points = " ".join(
-        f"{_x(log10(max(value, least)), low, high):.1f},{_y(percent):.1f}"
-        for percent, value in enumerate(curve, 1)
-    )
-    return f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="2"/>'
-
-
-def _x(value: float, low: float, high: float) -> float:
-    return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - 20)
-
-
-def _y(percent: float) -> float:
-    return _HEIGHT - _BOTTOM - percent / 100 * (_HEIGHT - _BOTTOM - 10)
-
-
-def _axes(low: float, high: float, name: str) -> str:
-    marks: list[str] = []
-    for percent in (0, 50, 90, 99):
-        y = _y(percent)
-        marks.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">p{percent}</text>'
-        )
-    for step in range(5):
-        at = low + (high - low) * step / 4
-        text = f"{10**at:.3g}" if name == "length" else _seconds(10**at)
-        marks.append(
-            f'<text x="{_x(at, low, high):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">'
-            f"{escape(text)}</text>"
-        )
-    return "".join(marks)
-
-
 def _effects(report: dict[str, Any]) -> list[str]:
     whole = [each for each in report["effects"] if each["where"] == "all"]
     cells = [each for each in report["effects"] if each["where"] != "all"]
     note = (
         "An effect is the candidate's value over the control's, or a difference of shares. Its "
         "interval holds at every time of looking. Detectable is the smallest worsening that would "
-        "be sure by now."
+        "be sure by now. Quantiles are of values over what is usual in their class and bucket."
     )
     mixed = (
         ""
@@ -216,7 +148,7 @@ def _effects(report: dict[str, Any]) -> list[str]:
     )
     parts = ["<h2>Effects, of the current stage</h2>", mixed, f"<p class='note'>{note}</p>"]
     parts.append(_effect_table(whole))
-    parts += [_forest(whole)]
+    parts += [forest(whole)]
     if cells:
         parts += ["<h2>By class and prompt length</h2>", _effect_table(cells)]
     return parts
@@ -246,42 +178,6 @@ def _detectable(value: float | None) -> str:
     if value is None or value > _TOO_MUCH:
         return "-"
     return f"{value:.1%}"
-
-
-def _forest(effects: list[dict[str, Any]]) -> str:
-    """Draw the intervals of ratios: left of the line is less than the control."""
-    shown = [e for e in effects if e["kind"] != "share" and e["high"] and e["low"] > 0]
-    if not shown:
-        return ""
-    reach = max(0.1, *(abs(log10(e[side])) for e in shown for side in ("low", "high")))
-    reach = min(reach, 1.0)
-    height, left = 22 * len(shown) + 30, 190
-
-    def x(ratio: float) -> float:
-        at = max(-reach, min(reach, log10(ratio)))
-        return left + (at + reach) / (2 * reach) * (_WIDTH - left - 20)
-
-    rows: list[str] = []
-    for i, e in enumerate(shown):
-        y = 18 + 22 * i
-        colour = {"worse": "#a3271b", "better": "#23713a"}.get(e["says_now"], "#777")
-        rows.append(
-            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">'
-            f"{escape(e['measure'] + ' ' + e['arm'])}</text>"
-            f'<line x1="{x(e["low"]):.1f}" x2="{x(e["high"]):.1f}" y1="{y}" y2="{y}" '
-            f'stroke="{colour}" stroke-width="3"/>'
-            f'<circle cx="{x(e["estimate"] or 1):.1f}" cy="{y}" r="4" fill="{colour}"/>'
-        )
-    middle = f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="0" y2="{height - 20}" stroke="#999"/>'
-    ends = "".join(
-        f'<text x="{x(10**at):.1f}" y="{height - 4}" text-anchor="middle">x{10**at:.2f}</text>'
-        for at in (-reach, 0.0, reach)
-    )
-    svg = (
-        f'<svg role="img" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'aria-label="intervals of the effects">{middle}{"".join(rows)}{ends}</svg>'
-    )
-    return f"<figure>{svg}<figcaption>Ratios to the control, with intervals</figcaption></figure>"
 
 
 def _traffic(report: dict[str, Any]) -> list[str]:
@@ -352,14 +248,10 @@ def _part(number: int, whole: int) -> str:
     return f"{number / whole:.1%}" if whole else "-"
 
 
-def _seconds(value: float) -> str:
-    return "-" if not value else f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
 def _value(value: float, effect: dict[str, Any]) -> str:
     if effect["kind"] == "share":
         return f"{value:.2%}"
-    return f"{value:.4g}" if effect["measure"] == "length" else _seconds(value)
+    return f"{value:.4g}" if effect["measure"] == "length" else seconds(value)
 
 
 def _change(value: float | None, *, share: bool) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.policies.experiments.answers import ShadowTally  # noqa: TC001 - msgspec reads it
 from forebay.policies.experiments.ramp import State
-from forebay.policies.experiments.tallies import Tallies, Tally
+from forebay.policies.experiments.tallies import Tally
 
 Rows = list[tuple[str, str, int, Tally]]
 
@@ -71,11 +71,6 @@ def stage_key(state: State) -> str:
 def tested_key(state: State) -> str:
     """Name the counts that the last test was made on."""
     return f"{state.run}.{state.stage}"
-
-
-def tallies_of(kept: Kept, key: str) -> Tallies:
-    """Return the counts of one stage."""
-    return Tallies.from_rows(kept.stages.get(key, []))
 
 
 class Nowhere:

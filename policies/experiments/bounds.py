@@ -19,6 +19,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf, lgamma, log, sqrt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _STEPS = 40
 
@@ -83,11 +87,11 @@ def rank_bounds(total: int, share: float, alpha: float) -> tuple[int, int]:
     return _last(possible, middle, -1), _last(possible, middle, total + 1)
 
 
-def _last(possible: object, inside: int, outside: int) -> int:
+def _last(possible: Callable[[int], bool], inside: int, outside: int) -> int:
     """Return the count farthest from `inside` that is possible, by bisection."""
     while abs(outside - inside) > 1:
         middle = (inside + outside) // 2
-        if possible(middle):  # type: ignore[operator] - a function of one count
+        if possible(middle):
             inside = middle
         else:
             outside = middle

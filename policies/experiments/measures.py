@@ -53,9 +53,16 @@ class Measure:
     says: str = ""
 
 
-def _share(name: str, of: str, margin: float, says: str, **rest: str) -> Measure:
-    over, worse = rest.get("over", "requests"), rest.get("worse", "higher")
-    return Measure(name, "share", of, worse, 0.0, over, margin, says)  # type: ignore[arg-type] - a Worse
+def _share(  # noqa: PLR0913 - the columns of the table below
+    name: str,
+    of: str,
+    margin: float,
+    says: str,
+    *,
+    over: str = "requests",
+    worse: Worse = "higher",
+) -> Measure:
+    return Measure(name, "share", of, worse, over=over, margin=margin, says=says)
 
 
 def _timed(name: str, of: str, says: str) -> list[Measure]:

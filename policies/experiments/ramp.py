@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from .bounds import share_bounds
 from .measures import MEASURES, Pair, effect, harm
+from .tallies import BUCKET_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -197,9 +198,10 @@ def proven(plan: Plan, tallies: Tallies, arm: str) -> Effect | None:
 
 def worded(found: Effect) -> str:
     """Say an effect in one line."""
-    where = (
-        "" if found.cell is None else f" ({found.cell.sla or 'all'}, bucket {found.cell.bucket})"
-    )
+    where = ""
+    if found.cell is not None:
+        bucket = BUCKET_NAMES[found.cell.bucket]
+        where = f" ({found.cell.sla or 'no class'}, prompts {bucket})"
     if found.neutral == 0.0:
         values = f"{found.candidate:.2%} against {found.control:.2%}"
         sure = f"difference {found.low:+.2%} to {found.high:+.2%}"

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from forebay.gateway.experiments.store import ExperimentsAway, Kept, Store, tallies_of
+from forebay.gateway.experiments.store import ExperimentsAway, Kept, Store
 from forebay.gateway.experiments.store_file import FileStore
 from forebay.gateway.experiments.store_redis import RedisExperiments
 from forebay.policies.experiments.answers import ShadowTally
@@ -31,6 +31,10 @@ def counted(*arms: str) -> dict[str, list[tuple[str, str, int, object]]]:
     for arm in arms:
         tallies.add(Observation(arm, Cell("fast", 1), ttft=0.5))
     return {"0.0": tallies.as_rows()}  # type: ignore[dict-item] - rows
+
+
+def tallies_of(kept: Kept, stage: str) -> Tallies:
+    return Tallies.from_rows(kept.stages[stage])
 
 
 def state(version: int) -> State:

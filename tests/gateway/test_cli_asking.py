@@ -16,11 +16,11 @@ from forebay.gateway.cli import main
 from forebay.gateway.commands.asking import why_unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
+def answering(status: int, body: bytes) -> Generator[str]:
     """Serve one answer to whatever is asked, and yield the address."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.conftest import Peer, RedisServer
     from tests.journeys.conftest import Answer, Gateway, Go, Kit
 
-    from forebay.gateway.keeper import Live
+    from forebay.gateway.experiment_live import Live
 
 
 def trial(**rest: Any) -> list[dict[str, Any]]:
