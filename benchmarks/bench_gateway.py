@@ -40,6 +40,7 @@ server: {{host: 127.0.0.1, port: {port}, drain: {{notice: 0s, limit: 2s}}}}
 pools:
   - name: tiny
     models: [tiny]
+    prefix: {{mode: {prefix}}}
     endpoints:
       - {{name: a, engine: vllm, url: "http://127.0.0.1:8201"}}
       - {{name: b, engine: vllm, url: "http://127.0.0.1:8202"}}
@@ -88,7 +89,7 @@ def wait_for(port: int, key: str) -> float:
 
 def measure(rig: Path, name: str, *, pid: int, key: str, extra: list[str]) -> dict[str, Any]:
     """Run the rig's bench on one gateway."""
-    command = [sys.executable, str(rig / "bench.py"), "--vary", "1000", "--name", name]
+    command = [sys.executable, str(rig / "bench.py"), "--name", name]
     command += ["--url", f"http://127.0.0.1:{PORT}", "--direct", f"http://127.0.0.1:{UPSTREAMS[0]}"]
     command += ["--pid", str(pid), "--header", f"authorization: Bearer {key}", *extra]
     done = subprocess.run(
@@ -106,15 +107,21 @@ def redis() -> list[str]:
     return [str(get_binary_path()), "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", ""]
 
 
-def one(rig: Path, name: str, folder: Path, extra: list[str], limits: str) -> dict[str, Any]:
+def one(rig: Path, name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Start one gateway, measure it, stop it."""
+    limits = arguments.limits
+    extra = ["--parts", arguments.parts, "--vary", str(arguments.vary)]
     key = "fb_bench_" + secrets.token_urlsafe(24)
     if name == "forebay":
         config = folder / "forebay.yaml"
         digest = sha256(key.encode()).hexdigest()
         state = f'state: {{url: "redis://127.0.0.1:{REDIS_PORT}/0"}}' if limits == "redis" else ""
         told = LIMITS if limits != "none" else ""
-        config.write_text(CONFIG.format(port=PORT, digest=digest, limits=told, state=state))
+        config.write_text(
+            CONFIG.format(
+                port=PORT, digest=digest, limits=told, state=state, prefix=arguments.prefix
+            )
+        )
         forebay = str(Path(sys.executable).with_name("forebay"))
         command = [forebay, "serve", "-c", str(config)]
     else:
@@ -123,7 +130,7 @@ def one(rig: Path, name: str, folder: Path, extra: list[str], limits: str) -> di
         ready = wait_for(PORT, key)
         result = measure(rig, name, pid=pid, key=key, extra=extra)
     result["ready_s"] = round(ready, 2)
-    result["limits"] = limits
+    result |= {"limits": limits, "prefix": arguments.prefix, "vary": arguments.vary}
     time.sleep(1)
     return result
 
@@ -165,6 +172,8 @@ def main() -> int:
     parser.add_argument("--one-by-one", action="store_true", help="one chunk a write upstream")
     parser.add_argument("--parts", default="lat,rps,sse")
     parser.add_argument("--limits", choices=["none", "memory", "redis"], default="none")
+    parser.add_argument("--prefix", choices=["off", "learned", "auto"], default="off")
+    parser.add_argument("--vary", type=int, default=1000, help="distinct prompts, in turn")
     parser.add_argument("--out", type=Path, help="append the results as JSON lines")
     arguments = parser.parse_args()
     if "FOREBAY_RIG" not in os.environ:
@@ -186,9 +195,7 @@ def main() -> int:
         time.sleep(1)
         for _ in range(arguments.rounds):
             for gateway in gateways:
-                result = one(
-                    rig, gateway, Path(name), ["--parts", arguments.parts], arguments.limits
-                )
+                result = one(rig, gateway, Path(name), arguments)
                 print(row(result), flush=True)
                 if arguments.out:
                     with arguments.out.open("a") as file:

@@ -197,8 +197,11 @@ class PoolPrefix:
         assert self._outbox is not None
         self._outbox.add(self._pool, endpoint, self.epochs.get(endpoint, ""), blocks)
 
-    def heard(self, delta: Delta) -> None:
-        """Take over what another replica tells; what of another epoch it is, is passed over."""
+    def heard(self, delta: Delta, now: float | None = None) -> None:
+        """Take over what another replica tells; what of another epoch it is, is passed over.
+
+        `now`: it has just learned that, so that it is also work that the endpoint has.
+        """
         endpoint = delta.endpoint
         epoch = self.epochs.get(endpoint)
         if epoch is None:
@@ -209,7 +212,9 @@ class PoolPrefix:
             if delta.epoch == epoch == "":
                 self.learned.forget_expected(endpoint)
         elif delta.epoch == epoch:
-            self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type] - hashes of theirs
+            new = self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type] - hashes of theirs
+            if now is not None:  # what is new there had to be computed
+                self.work.add(endpoint, new * self.section.block_tokens, now)
 
     def probed(self, endpoint: str, probe: Probe) -> None:
         """Take in which of its models are adapters, by the name that events use, and its size."""
@@ -291,6 +296,7 @@ class PoolPrefix:
     def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
         request = placement.request
         self.learned.began(request.id, placement.endpoint, request.blocks)
+        self.learned.answered(placement.endpoint, request.blocks)
         if outcome.prompt_tokens and not request.counted:
             told = outcome.prompt_tokens / len(request.blocks)
             self._per_block += _WEIGHT * (told - self._per_block)

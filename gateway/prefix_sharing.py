@@ -155,6 +155,7 @@ class Sharing:
         self._unsent = None
 
     async def _hear(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             answer = await self._call(
                 *("XREAD", "COUNT", _AT_ONCE, "STREAMS", self._stream, self._last or b"0")
@@ -163,7 +164,7 @@ class Sharing:
             for entry, fields in entries:
                 self._last = entry
                 if fields.get(b"r") != self._replica.encode():
-                    self._apply(fields.get(b"d", b""))
+                    self._apply(fields.get(b"d", b""), loop.time())
                 await asyncio.sleep(0)
             if len(entries) < _AT_ONCE:
                 return
@@ -177,7 +178,7 @@ class Sharing:
             self._last = at
             self._apply(deltas)
 
-    def _apply(self, data: bytes) -> None:
+    def _apply(self, data: bytes, now: float | None = None) -> None:
         try:
             deltas = read(data)
         except ValueError:
@@ -190,7 +191,7 @@ class Sharing:
             prefix = known.get(delta.pool)
             if prefix is not None:
                 self.heard += 1
-                prefix.heard(delta)
+                prefix.heard(delta, now)
 
     async def _write_snapshot(self) -> None:
         deltas: list[Delta] = []

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SHRINK = 0.9
 GROW_BLOCKS = 16
 LEAST_BLOCKS = 64
+FULL = 0.9
+"""Of its capacity that an endpoint holds when what is used is told to other replicas, too."""
 GHOST_SHARE = 0.5
 """Of a predicted hit that must come true for it not to count as a ghost."""
 LEAST_PREDICTED = 128
@@ -85,11 +87,26 @@ class Learned:
         """Return how many blocks an endpoint is expected to hold at most."""
         return self._capacity.get(endpoint, self._mosts.get(endpoint, self._most))
 
-    def heard(self, endpoint: str, blocks: Sequence[BlockHash]) -> None:
-        """Take over what another replica expects; where events tell, they know better."""
-        if endpoint not in self.told:
-            self._index.store(endpoint, blocks)
-            self._trim(endpoint)
+    def heard(self, endpoint: str, blocks: Sequence[BlockHash]) -> int:
+        """Take over what another replica expects; where events tell, they know better.
+
+        Returns how many blocks are new here.
+        """
+        if endpoint in self.told:
+            return 0
+        new = self._index.store(endpoint, blocks)
+        self._trim(endpoint)
+        return len(new)
+
+    def answered(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
+        """Take in that a prompt was answered.
+
+        Where blocks give way, other replicas are told of all that was used: else theirs would go in
+        another order than the engine's.
+        """
+        full = self._index.held(endpoint) >= FULL * self.capacity(endpoint)
+        if full and self.share is not None and endpoint not in self.told:
+            self.share(endpoint, chain[::-1])
 
     def limit(self, endpoint: str, blocks: int) -> None:
         """Take in how much an endpoint's cache can hold."""

@@ -51,6 +51,9 @@ def add(commands: Commands) -> None:
     replay.add_argument(
         "--stickiness", type=above_zero, default=16.0, help="as in the pool (%(default)s)"
     )
+    replay.add_argument(
+        "--replicas", type=positive, default=1, help="gateways, by turns (%(default)s)"
+    )
     replay.add_argument("--seed", type=int, default=0, help="spreads ties (%(default)s)")
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.set_defaults(run=run)
@@ -84,6 +87,7 @@ def run(arguments: Namespace) -> int:
                 blocks_per_endpoint=blocks,
                 stickiness=arguments.stickiness,
                 seed=arguments.seed,
+                replicas=arguments.replicas,
             )
             runs.append({"trace": path.name, **dataclasses.asdict(made)})
             if not arguments.json:

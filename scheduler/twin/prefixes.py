@@ -2,11 +2,13 @@
 
 Pure. Each endpoint is an LRU cache of blocks; a request is in flight for as long as its uncached
 tokens take to prefill and its output tokens to decode, which is what the policies see as load. The
-index that `sticky` asks is the one that runs live, learning from placements.
+index that `sticky` asks is the one that runs live, learning from placements. Several gateways take
+requests by turns: each sees its own load alone, and hears `LAG_S` later what the others learn.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 POLICIES = ("sticky_until_saturated", "least_load", "round_robin", "session_hash")
 WINDOW_S = 60.0
 LEAST_IN_WINDOW = 20
+LAG_S = 0.1
+"""Until what one gateway learns is known to the others: how often they tell each other."""
 _PLACES = 64
 
 
@@ -96,18 +100,19 @@ def replay(  # noqa: PLR0913 - one run's settings, by name
     stickiness: float = 16.0,
     speed: Speed | None = None,
     seed: int = 0,
+    replicas: int = 1,
 ) -> PrefixRun:
     """Replay a trace under one of POLICIES."""
-    station = _Station(endpoints, blocks_per_endpoint, speed or Speed())
-    choose = _chooser(
-        policy,
-        station,
-        stickiness=stickiness,
-        block_tokens=requests[0].block_tokens if requests else 1,
-        rng=Random(seed),  # noqa: S311 - spreads ties
-    )
+    names = [f"e{number}" for number in range(endpoints)]
+    gateways = [_Gateway(names, blocks_per_endpoint) for _ in range(replicas)]
+    block_tokens, rng = requests[0].block_tokens if requests else 1, Random(seed)  # noqa: S311 - spreads ties
+    for gateway in gateways:
+        gateway.choose = _chooser(
+            policy, gateway, stickiness=stickiness, block_tokens=block_tokens, rng=rng
+        )
+    station = _Station(names, blocks_per_endpoint, gateways, speed or Speed())
     for request in requests:
-        station.take(request, choose)
+        station.take(request)
     prompts = sum(request.prompt_tokens for request in requests) or 1
     endless, one = LruCache(None), LruCache(endpoints * blocks_per_endpoint)
     return PrefixRun(
@@ -125,38 +130,51 @@ def _hit(request: TraceRequest, cache: LruCache) -> int:
     return min(cache.use(request.hashes) * request.block_tokens, request.prompt_tokens)
 
 
+class _Gateway:
+    """What one gateway knows."""
+
+    choose: Callable[[TraceRequest], EndpointView]
+
+    def __init__(self, names: Sequence[str], blocks: int) -> None:
+        self.views = [EndpointView(name=name, engine="twin", limit=_PLACES) for name in names]
+        self.index = Index()
+        self.learned = Learned(self.index, capacity_blocks=blocks)
+        self.work = RecentWork()
+        self.to_hear: deque[tuple[float, str, Sequence[BlockHash], int]] = deque()
+
+    def hear(self, now: float) -> None:
+        """Take in what others learnt long enough ago."""
+        while self.to_hear and self.to_hear[0][0] <= now:
+            _, endpoint, blocks, block_tokens = self.to_hear.popleft()
+            new = self.learned.heard(endpoint, blocks)
+            self.work.add(endpoint, new * block_tokens, now)  # as the gateway does
+
+
 class _Station:
     """The endpoints, their caches, and what is under way at them."""
 
-    def __init__(self, endpoints: int, blocks: int, speed: Speed) -> None:
-        names = [f"e{number}" for number in range(endpoints)]
-        self.views = [EndpointView(name=name, engine="twin", limit=_PLACES) for name in names]
-        self.index = Index()
+    def __init__(
+        self, names: Sequence[str], blocks: int, gateways: Sequence[_Gateway], speed: Speed
+    ) -> None:
         self.hit_tokens = 0
-        self._learned = Learned(self.index, capacity_blocks=blocks)
+        self._gateways = gateways
         self._caches = {name: LruCache(blocks) for name in names}
-        self.work = RecentWork()
         self._under_way: list[tuple[float, int, EndpointView, int]] = []
         self._windows: dict[int, tuple[list[float], dict[str, int]]] = {}
         self._speed = speed
         self._count = 0
 
-    def take(self, request: TraceRequest, choose: Callable[[TraceRequest], EndpointView]) -> None:
+    def take(self, request: TraceRequest) -> None:
         """Place one request and run it."""
         now = request.arrival_s
         while self._under_way and self._under_way[0][0] <= now:
             _, _, view, tokens = heappop(self._under_way)
             view.in_flight -= 1
             view.in_flight_tokens -= tokens
-        view = choose(request)
-        chain = cast("tuple[BlockHash, ...]", request.hashes)
-        held = self.index.match(chain).get(view.name, 0) * request.block_tokens
-        self._learned.placed(view.name, chain)
-        self.work.add(view.name, max(0, request.prompt_tokens - held), now)
-        hit = _hit(request, self._caches[view.name])
-        self._learned.reported(view.name, predicted_tokens=held, cached_tokens=hit)
-        self.hit_tokens += hit
-        uncached = request.prompt_tokens - hit
+        gateway = self._gateways[self._count % len(self._gateways)]
+        gateway.hear(now)
+        view = gateway.choose(request)
+        uncached = self._run(gateway, view, request)
         self._note(view, now, uncached)
         self._count += 1
         busy = uncached / self._speed.prefill_tokens_per_s
@@ -164,6 +182,25 @@ class _Station:
         heappush(self._under_way, (ends, self._count, view, uncached))
         view.in_flight += 1
         view.in_flight_tokens += uncached
+
+    def _run(self, gateway: _Gateway, view: EndpointView, request: TraceRequest) -> int:
+        """Note a placement, and what came of it; return what was left to prefill."""
+        chain, now = cast("tuple[BlockHash, ...]", request.hashes), request.arrival_s
+        held = gateway.index.match(chain).get(view.name, 0)
+        tokens = held * request.block_tokens
+        gateway.learned.placed(view.name, chain)
+        told = [chain[held:]] if held < len(chain) else []
+        gateway.learned.share = lambda _, blocks: told.append(tuple(blocks))
+        gateway.learned.answered(view.name, chain)
+        for other in self._gateways:
+            if other is not gateway:
+                due, size = now + LAG_S, request.block_tokens
+                other.to_hear.extend((due, view.name, blocks, size) for blocks in told)
+        gateway.work.add(view.name, max(0, request.prompt_tokens - tokens), now)
+        hit = _hit(request, self._caches[view.name])
+        gateway.learned.reported(view.name, predicted_tokens=tokens, cached_tokens=hit)
+        self.hit_tokens += hit
+        return request.prompt_tokens - hit
 
     def _note(self, view: EndpointView, now: float, uncached: int) -> None:
         requests, load = self._windows.setdefault(int(now // WINDOW_S), ([], {}))
@@ -173,7 +210,7 @@ class _Station:
     def imbalance(self) -> float:
         """Return the 95th percentile of the windows' greatest load over their mean."""
         shares = sorted(
-            max(load.values()) * len(self.views) / sum(load.values())
+            max(load.values()) * len(self._caches) / sum(load.values())
             for requests, load in self._windows.values()
             if len(requests) >= LEAST_IN_WINDOW and sum(load.values())
         )
@@ -181,16 +218,16 @@ class _Station:
 
 
 def _chooser(
-    policy: str, station: _Station, *, stickiness: float, block_tokens: int, rng: Random
+    policy: str, gateway: _Gateway, *, stickiness: float, block_tokens: int, rng: Random
 ) -> Callable[[TraceRequest], EndpointView]:
-    views = station.views
+    views = gateway.views
     if policy == "round_robin":
         turns = iter(range(1 << 62))
         return lambda _: views[next(turns) % len(views)]
     if policy == "session_hash":
         return lambda request: views[crc32(_session(request)) % len(views)]
     least = LeastTokens()
-    sticky = StickyUntilSaturated(station.index, block_tokens, stickiness, station.work)
+    sticky = StickyUntilSaturated(gateway.index, block_tokens, stickiness, gateway.work)
     score = least if policy == "least_load" else sticky
     pick = Seeded()
 

@@ -150,3 +150,22 @@ def test_no_more_is_expected_than_the_engines_cache_holds():
     assert (learned.capacity("a"), index.held("a")) == (100, 100)
     learned.limit("a", 5000)
     assert learned.capacity("a") == 1000
+
+
+def test_what_is_used_is_told_to_other_replicas_where_blocks_give_way():
+    learned, told = Learned(Index(), capacity_blocks=64), list[list[int]]()
+    learned.share = lambda _, blocks: told.append(list(blocks))
+    learned.placed("a", chain(*range(50)))
+    learned.answered("a", chain(1, 2, 3))
+    assert told == []
+    learned.placed("a", chain(*range(60)))
+    learned.answered("a", chain(1, 2, 3))
+    assert told == [[3, 2, 1]]
+
+
+def test_what_another_replica_tells_is_counted_where_it_is_new():
+    learned = Learned(Index(), capacity_blocks=64)
+    assert learned.heard("a", chain(1, 2, 3)) == 3
+    assert learned.heard("a", chain(3, 4)) == 1
+    learned.told.add("a")
+    assert learned.heard("a", chain(5)) == 0

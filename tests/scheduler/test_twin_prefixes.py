@@ -51,6 +51,18 @@ def test_following_the_prefix_hits_nearly_what_an_endless_cache_does_and_more_th
     assert sticky.hit_token_share > runs["round_robin"].hit_token_share
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0, 2.0, 4.0])
+def test_two_gateways_that_share_what_they_learn_hit_as_much_as_one(share: float):
+    trace = sessions(40, 12)
+    blocks = int(working_set(trace) * share / 4)
+    one, two = (
+        replay(trace, "sticky_until_saturated", endpoints=4, blocks_per_endpoint=blocks, replicas=n)
+        for n in (1, 2)
+    )
+    assert one.hit_token_share > 0.2
+    assert abs(one.hit_token_share - two.hit_token_share) <= 0.02
+
+
 def test_the_same_seed_gives_the_same_run():
     one, other = (
         replay(TRACE, "least_load", endpoints=4, blocks_per_endpoint=20, seed=3) for _ in range(2)
