@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
     from .telemetry.histogram import HistogramCopy
     from .telemetry.metrics import PoolTotals
-    from .telemetry.snapshot import EndpointStatus, LengthStatus, PoolStatus, Snapshot
+    from .telemetry.snapshot import (
+        EndpointStatus,
+        LengthStatus,
+        PoolStatus,
+        PrefixStatus,
+        Snapshot,
+    )
 
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 """Paths that need no key."""
@@ -112,6 +118,65 @@ class Length(_Model):
     challenger_share: float | None = Field(description="of requests, that new weights predict")
 
 
+class PrefixSource(_Model):
+    """How it is known what an endpoint's cache holds."""
+
+    endpoint: str
+    source: str = Field(description="exact, learned, waiting, silent or away")
+    told_blocks: int
+    expected_blocks: int
+    oldest_s: float | None = Field(description="the least recently used expected block's age")
+    prefill_rate: float | None = Field(description="prompt tokens a second, as measured")
+
+
+class PrefixShare(_Model):
+    """One tenant's expected blocks."""
+
+    tenant: str
+    blocks: int
+    evicted: int = Field(description="went first: more than its share")
+    refused: int = Field(description="new ones that were not entered")
+
+
+class PrefixGuard(_Model):
+    """Who watches the hit rate."""
+
+    slowed: bool
+    times: int = Field(description="how often intake was slowed")
+    recent: float = Field(description="hit rate of the last seconds")
+    usual: float
+    share: float = Field(description="of their places, that endpoints may use now")
+
+
+class PrefixWarming(_Model):
+    """Hot prefixes, and their prefill on endpoints that join."""
+
+    hot: int
+    hot_bytes: int
+    left: dict[str, int] = Field(description="prompts still to be sent, by endpoint")
+    results: dict[str, int]
+    tokens: int
+
+
+class Prefix(_Model):
+    """What a pool knows of prefixes, and what came of it."""
+
+    blocks: int
+    predicted_tokens: int
+    confirmed: int
+    ghosts: int = Field(description="predicted hits that did not happen")
+    evicted_blocks: int
+    emptied: int = Field(description="caches found empty by cached tokens alone")
+    prompt_tokens: dict[str, int] = Field(description="of answers that told of hits, by source")
+    business_tokens: int = Field(description="that hit, as engines say")
+    padding_tokens: int = Field(description="likewise, in hits under 128 tokens")
+    saved_s: float = Field(description="of prefill, as estimated")
+    sources: list[PrefixSource]
+    shares: list[PrefixShare]
+    guard: PrefixGuard | None
+    warming: PrefixWarming | None
+
+
 class Pool(_Model):
     """One pool, its queue and its endpoints."""
 
@@ -124,6 +189,7 @@ class Pool(_Model):
     endpoints: list[Endpoint]
     totals: Totals | None
     length: Length | None = None
+    prefix: Prefix | None = None
 
 
 class Status(_Model):
@@ -257,6 +323,30 @@ def _pool(pool: PoolStatus, totals: PoolTotals | None) -> Pool:
         endpoints=[_endpoint(endpoint) for endpoint in pool.endpoints],
         totals=None if totals is None else _totals(totals),
         length=None if pool.length is None else _length(pool.length),
+        prefix=None if pool.prefix is None else _prefix(pool.prefix),
+    )
+
+
+_PREFIX_COUNTS = (
+    *("blocks", "predicted_tokens", "confirmed", "ghosts", "evicted_blocks", "emptied"),
+    "saved_s",
+)
+
+
+def _prefix(prefix: PrefixStatus) -> Prefix:
+    guard, warming = prefix.guard, prefix.warming
+    kinds = {"business": 0, "padding": 0}
+    for (_, kind), tokens in prefix.hit_tokens.items():
+        kinds[kind] += tokens
+    return Prefix(
+        **{name: getattr(prefix, name) for name in _PREFIX_COUNTS},
+        prompt_tokens=dict(prefix.prompt_tokens),
+        business_tokens=kinds["business"],
+        padding_tokens=kinds["padding"],
+        sources=[PrefixSource.model_validate(each) for each in prefix.sources],
+        shares=[PrefixShare.model_validate(each) for each in prefix.shares],
+        guard=None if guard is None else PrefixGuard.model_validate(guard),
+        warming=None if warming is None else PrefixWarming.model_validate(warming),
     )
 
 

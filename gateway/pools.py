@@ -133,6 +133,8 @@ class Pool:
         self.allow = frozenset(section.allow_fields)
         self._reschedule(section, scheduling_of(section, shared))
         self.set_endpoints(endpoints)
+        if self.prefix is not None:
+            self.prefix.attend(shared, tuple(self.endpoints))
         own = {endpoint.name: endpoint for endpoint in section.endpoints}
         for endpoint in self.endpoints.values():
             endpoint.configure(own[endpoint.name], window_of(section))
@@ -256,10 +258,13 @@ class Pool:
         self._tell_others(now)
         self.start(freed, now)
 
-    def began(self, placement: Placement, *, good: bool) -> None:
-        """Take in that the first byte of an answer has come, or of an error."""
+    def began(self, placement: Placement, *, good: bool, now: float | None = None) -> None:
+        """Take in that the first byte of an answer has come, or of an error.
+
+        `now` where bytes go on to the caller from now on.
+        """
         if good and self.prefix is not None:
-            self.prefix.began(placement)
+            self.prefix.began(placement, now)
         if self.recallable is not None and self.recallable.pop(placement.request.id, None):
             self.dispatcher.began(placement)
 
@@ -327,8 +332,7 @@ class Pool:
         settings = self._believed(settings)
         changed = settings != self._settings
         if section.prefix != self._prefix_section:
-            self.upkeep.close()
-            self.prefix, self._prefix_section = prefix_of(section), section.prefix
+            self._look_again(section)
             changed = True
         journal = journal_of(section, self._journal)
         if changed or journal is not self._journal:
@@ -338,6 +342,14 @@ class Pool:
             self.recallable = {} if recalls else None
         self._limit()
         self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
+
+    def _look_again(self, section: sections.Pool) -> None:
+        """Look at prefixes as a section says; what is known stays where it can."""
+        own, before = section.prefix, self.prefix
+        self._prefix_section = own
+        if before is None or own is None or not before.takes(own):
+            self.upkeep.close()
+            self.prefix = prefix_of(section)
 
     def _limit(self) -> None:
         queue = self.section.queue

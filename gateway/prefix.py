@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from forebay.policies.prefill_rate import Mark, PrefillRate
+from forebay.policies.score_confined import Confined
 from forebay.policies.score_hash_ring import HashRing
 from forebay.policies.score_least_tokens import LeastTokens
 from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
@@ -15,6 +18,7 @@ from forebay.prefixcache.blocks import (
     BYTES_PER_TOKEN,
     BlockHash,
     chain_text,
+    chain_tokens,
     root,
     root_of_tokens,
 )
@@ -22,17 +26,21 @@ from forebay.prefixcache.deltas import blocks_of
 from forebay.prefixcache.eviction import EVICTIONS
 from forebay.prefixcache.index import Index, Source
 from forebay.prefixcache.learned import Learned
+from forebay.prefixcache.owners import Owners
+from forebay.scheduler.avalanche import GuardSettings, HitRateGuard
 
+from .prefix_numbers import Numbers
 from .prefix_source import EndpointEvents
 from .prefix_text import prompt_text
 from .prompts.service import ROUTES
+from .scheduling import Shared
 from .warming import Warmer, cut_text, cut_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from forebay.adapters.base import Probe
-    from forebay.gateway.config.prefix import Prefix
+    from forebay.gateway.config.prefix import Guard, Prefix
     from forebay.policies.contracts import Outcome, Placement, Request, Route, Score
     from forebay.prefixcache.deltas import Delta, Outbox
 
@@ -40,6 +48,10 @@ if TYPE_CHECKING:
     from .prompts.service import Cutter
     from .warming import Beginning
 
+logger = logging.getLogger(__name__)
+
+_KNOWN_BY = ("mode", "tokenizer", "tokenize_budget", "block_tokens", "shared")
+"""What blocks' names and holders depend on: where one changes, nothing known can be kept."""
 _MOST_ROOTS = 4096
 _MOST_EARLY = 1000
 """Deltas kept for an endpoint of which nothing is known yet."""
@@ -56,6 +68,8 @@ class Expected(NamedTuple):
     """The hit without hopes, as a share of the prompt."""
     whole: int
     """Whole blocks of the prompt."""
+    mark: Mark
+    """Where it stands in what its endpoint has to prefill."""
 
 
 class PoolPrefix:
@@ -73,13 +87,15 @@ class PoolPrefix:
             ttl_s=section.ttl,
         )
         self.work = RecentWork()
+        self.prefill = PrefillRate()
+        self.numbers = Numbers()
+        self._shared = Shared()
+        self._endpoints: tuple[str, ...] = ()
         self.score = self._score()
         self.events: dict[str, EndpointEvents] = {}
         """By endpoint, where they are read."""
-        self.warmer: Warmer | None = None
-        """Prefills hot prefixes on endpoints that join; None where that is not asked for."""
-        if section.warm is not None:
-            self.warmer = Warmer(pool, section.warm, holds=self._holds, warmed=self._warmed)
+        self.guard = _guard(section.guard)
+        """Slows intake when the hit rate collapses; None where that is not asked for."""
         self.predicted_tokens = 0
         """Of predicted hits, where requests were placed."""
         self.miscounted = 0
@@ -91,6 +107,8 @@ class PoolPrefix:
         self._early: dict[str, list[Delta]] = {}
         self._outbox: Outbox | None = None
         self._pool = pool
+        self.warmer = self._make_warmer()
+        """Prefills hot prefixes on endpoints that join; None where that is not asked for."""
         self._block_bytes = section.block_tokens * BYTES_PER_TOKEN
         self._roots: dict[tuple[str, bytes], BlockHash] = {}
         self._token_roots: dict[tuple[str, bytes], BlockHash] = {}
@@ -98,7 +116,78 @@ class PoolPrefix:
         self._per_block = float(section.block_tokens)
         self._expected: dict[str, Expected] = {}
 
+    def attend(self, shared: Shared, endpoints: tuple[str, ...] = ()) -> None:
+        """Take what else the file says: who the tenants are, what is promised, who serves."""
+        self._shared, self._endpoints = shared, endpoints
+        self._part(shared.tenants)
+        score = self.score
+        if isinstance(score, Confined):
+            score.among(endpoints)
+            score = score.inner
+        if isinstance(score, StickyUntilSaturated):
+            share = self.section.ttft_share
+            limits = {name: ttft * share for name, ttft in shared.ttfts.items()}
+            score.limits = limits if share else {}
+
+    def _part(self, tenants: int) -> None:
+        """Hold tenants to their shares from now on, where there are several."""
+        section, learned = self.section, self.learned
+        if tenants < 2:
+            learned.owners = None
+            return
+        new = section.tenant_new_tokens
+        rate = None if new is None else new / section.block_tokens / 60.0
+        if learned.owners is None:
+            learned.owners = Owners(self.index)
+        learned.owners.limit(share=section.tenant_share, new_blocks_per_s=rate)
+
+    def takes(self, section: Prefix) -> bool:
+        """Take another section, where what is known can be kept under it; else False.
+
+        Prefixes of another version are not found any more; they fade as they are not used.
+        """
+        before = self.section
+        if any(getattr(before, name) != getattr(section, name) for name in _KNOWN_BY):
+            return False
+        self.section = section
+        self._roots.clear()
+        self.learned.configure(
+            capacity_blocks=section.capacity_blocks,
+            eviction=EVICTIONS[section.evict]() if section.evict != before.evict else None,
+            ttl_s=section.ttl,
+        )
+        self.score = self._score()
+        if section.guard != before.guard:
+            self.guard = _guard(section.guard)
+        if section.warm != before.warm:
+            self.close()
+            self.warmer = self._make_warmer()
+        self.attend(self._shared, self._endpoints)
+        return True
+
+    def close(self) -> None:
+        """Stop what is under way."""
+        if self.warmer is not None:
+            self.warmer.close()
+
+    def _make_warmer(self) -> Warmer | None:
+        warm = self.section.warm
+        if warm is None:
+            return None
+        return Warmer(self._pool, warm, holds=self._holds, warmed=self._warmed)
+
     def _score(self) -> Score:
+        """Make what places; a tenant's flood is kept to some endpoints where there is a limit."""
+        section = self.section
+        if section.tenant_new_tokens is None:
+            return self._placing()
+        return Confined(self._placing(), self._floods, section.tenant_share)
+
+    def _floods(self, tenant: str, now: float) -> bool:
+        owners = self.learned.owners
+        return owners is not None and owners.floods(tenant, now)
+
+    def _placing(self) -> Score:
         section = self.section
         if section.policy == "weighted":
             own = section.weights
@@ -107,7 +196,9 @@ class PoolPrefix:
             return HashRing()
         if section.policy == "least_load":
             return LeastTokens()
-        return StickyUntilSaturated(self.index, section.block_tokens, section.stickiness, self.work)
+        return StickyUntilSaturated(
+            self.index, section.block_tokens, section.stickiness, self.work, self.prefill
+        )
 
     # -- naming ----------------------------------------------------------------------------------
 
@@ -127,7 +218,7 @@ class PoolPrefix:
         if parent is None:
             if len(self._roots) >= _MOST_ROOTS:
                 self._roots.clear()
-            parent = self._roots[key] = root(model=model, salt=salt)
+            parent = self._roots[key] = root(model=model, version=self.section.version, salt=salt)
         return tuple(chain_text(parent, text, block_bytes=self._block_bytes))
 
     def named(
@@ -186,7 +277,7 @@ class PoolPrefix:
             if len(self._token_roots) >= _MOST_ROOTS:
                 self._token_roots.clear()
             parent = self._token_roots[key] = root_of_tokens(adapter=key[0], salt=salt.hex())
-        return tuple(chain_text(parent, tokens, block_bytes=4 * self.section.block_tokens))
+        return tuple(chain_tokens(parent, tokens, block_tokens=self.section.block_tokens))
 
     def share(self, outbox: Outbox | None) -> None:
         """Tell other replicas from now on what is learned here."""
@@ -254,21 +345,30 @@ class PoolPrefix:
         left = request.prompt_tokens_estimate - hit
         self.work.add(endpoint, left, placement.placed)
         whole = request.prompt_tokens_estimate // self.section.block_tokens
-        self._expected[request.id] = Expected(hit, sure / len(chain), min(whole, len(chain)))
+        mark = self.prefill.placed(endpoint, left, placement.placed)
+        self._expected[request.id] = Expected(hit, sure / len(chain), min(whole, len(chain)), mark)
         self.predicted_tokens += hit
+        if self.guard is not None:
+            self.guard.placed(request.prompt_tokens_estimate, hit, placement.placed)
         learned.placed(
             endpoint,
             chain,
             request=request.id,
             now=placement.placed,
             by_tokens=request.counted,
+            owner=request.tenant,
         )
 
-    def began(self, placement: Placement) -> None:
-        """Take in that the first byte of an answer has come."""
+    def began(self, placement: Placement, now: float | None = None) -> None:
+        """Take in that the first byte of an answer has come; `now` where it goes on as it comes."""
         request = placement.request
-        if request.blocks:
-            self.learned.began(request.id, placement.endpoint, request.blocks)
+        if not request.blocks:
+            return
+        self.learned.began(request.id, placement.endpoint, request.blocks)
+        if now is not None and request.stream:
+            expected = self._expected.get(request.id)
+            if expected is not None:
+                self.prefill.began(placement.endpoint, expected.mark, now)
 
     def expected(self, request_id: str) -> int | None:
         """Return the hit that was predicted for a request which is placed."""
@@ -287,11 +387,19 @@ class PoolPrefix:
         if outcome is not None and outcome.cached_tokens is not None:
             prompt = outcome.prompt_tokens or request.prompt_tokens_estimate
             predicted = expected.sure * prompt
+            self._count(endpoint, prompt, outcome.cached_tokens)
+            if self.guard is not None:
+                self.guard.reported(expected.tokens, outcome.cached_tokens, now)
             self.learned.reported(
                 endpoint, predicted_tokens=predicted, cached_tokens=outcome.cached_tokens
             )
             if request.counted and endpoint in self.learned.told:
                 self._correct(placement, expected, outcome.cached_tokens)
+
+    def _count(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
+        source = "exact" if endpoint in self.learned.told else "learned"
+        rate = self.prefill.rate(endpoint)
+        self.numbers.reported(source, prompt_tokens, cached_tokens, rate)
 
     def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
         request = placement.request
@@ -344,6 +452,7 @@ class PoolPrefix:
         """Expect nothing of an endpoint any more; what its events say is theirs to take back."""
         self.learned.forget_expected(endpoint)
         self.work.forget(endpoint)
+        self.prefill.restarted(endpoint)
         if self._outbox is not None:
             self._outbox.forget(self._pool, endpoint, self.epochs.get(endpoint, ""))
 
@@ -354,8 +463,25 @@ class PoolPrefix:
         self.events.pop(endpoint, None)
         self.epochs.pop(endpoint, None)
         self.work.forget(endpoint)
+        self.prefill.forget(endpoint)
         if self.warmer is not None:
             self.warmer.end(endpoint)
+
+    def tick_first(self, now: float, *, waiting: bool) -> None:
+        """Let time pass for what endpoints' views depend on."""
+        if self.warmer is not None:
+            self.warmer.tick(now, waiting=waiting)
+        guard = self.guard
+        if guard is not None and guard.tick(now):
+            told = {
+                "pool": self._pool,
+                "recent": round(guard.recent, 3),
+                "usual": round(guard.usual, 3),
+            }
+            if guard.slowed:
+                logger.warning("prefix hit rate has collapsed; intake is slowed", extra=told)
+            else:
+                logger.info("intake is no longer slowed", extra=told)
 
     def tick(self, now: float, endpoints: Iterable[str]) -> None:
         """Let time pass."""
@@ -363,6 +489,20 @@ class PoolPrefix:
 
     def _tokens(self, blocks: int, prompt_tokens: int) -> int:
         return min(blocks * self.section.block_tokens, prompt_tokens)
+
+
+def _guard(section: Guard | None) -> HitRateGuard | None:
+    if section is None:
+        return None
+    return HitRateGuard(
+        GuardSettings(
+            below=section.below,
+            back=section.back,
+            least=section.least,
+            floor=section.floor,
+            longest=section.longest,
+        )
+    )
 
 
 def tenant_salt(tenant: str, secret: bytes) -> bytes:

@@ -200,7 +200,7 @@ class Relay:
     def starting(self, attempt: Attempt, now: float) -> None:
         """Take note that the first bytes go to the caller: from here on nothing can be retried."""
         self._state = advance(self._state, _STREAM)
-        self._inbound.pool.began(attempt.placement, good=True)
+        self._inbound.pool.began(attempt.placement, good=True, now=now)
         self.outcome.first_byte = now
 
     def failed(

@@ -38,13 +38,22 @@ class Shared:
     """There are SLA classes."""
     reserves: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of a pool's places that are kept for some tenants, by the reserve's name."""
+    tenants: int = 0
+    """How many there are."""
+    ttfts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By SLA class that names one, the seconds until a first token."""
 
 
 def shared_of(config: sections.Config) -> Shared:
     """Return what a configuration says of every pool."""
     reserves = dict(reserve_of(tenant, config.plans) for tenant in config.tenants)
     reserves.pop("", None)
-    return Shared(classes=bool(config.sla), reserves=reserves)
+    return Shared(
+        classes=bool(config.sla),
+        reserves=reserves,
+        tenants=len(config.tenants),
+        ttfts={name: sla.ttft for name, sla in config.sla.items() if sla.ttft is not None},
+    )
 
 
 @runtime_checkable

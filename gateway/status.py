@@ -32,7 +32,7 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         queued_bytes=dispatcher.queued_bytes,
         oldest_wait_s=dispatcher.oldest_wait(now),
         queue=_queue(dispatcher, now),
-        prefix=None if prefix is None else prefix_status(prefix, pool.endpoints),
+        prefix=None if prefix is None else prefix_status(prefix, pool.endpoints, now),
         length=None if pool.reading is None else pool.reading.status(),
         speed_ups={} if drafts is None else drafts.speed_ups(),
         speculated={} if drafts is None else dict(drafts.sent),

@@ -37,9 +37,9 @@ class Upkeep:
 
     def tick(self, now: float) -> None:
         """Let time pass: breakers half-open, slow starts, warming."""
-        warmer = self._warmer
-        if warmer is not None:
-            warmer.tick(now, waiting=bool(self._pool.waiting))
+        prefix = self._pool.prefix
+        if prefix is not None:
+            prefix.tick_first(now, waiting=bool(self._pool.waiting))
         for endpoint in self._pool.endpoints.values():
             if endpoint.health.next_tick(now) is not None:
                 change = endpoint.health.tick(now)
@@ -49,8 +49,8 @@ class Upkeep:
 
     def close(self) -> None:
         """Stop warming."""
-        if self._warmer is not None:
-            self._warmer.close()
+        if self._pool.prefix is not None:
+            self._pool.prefix.close()
 
     # -- health ----------------------------------------------------------------------------------
 
@@ -111,6 +111,9 @@ class Upkeep:
         """Copy an endpoint's health into its view."""
         view, health = endpoint.view, endpoint.health
         usable, share = health.usable and not self._kept_out(endpoint, now), health.share(now)
+        prefix = self._pool.prefix
+        if prefix is not None and prefix.guard is not None:
+            share *= prefix.guard.share
         if (usable, share) != (view.usable, view.share):
             view.usable, view.share = usable, share
             self._pool.wake(now)

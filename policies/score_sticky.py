@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
 
+from .prefill_rate import PrefillRate
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -49,6 +51,10 @@ class StickyUntilSaturated:
     flight there and its recent prefill work. So a long hit is followed until its holder has had
     that much more to do than the others; then another takes over and holds the prefix, too.
 
+    Where the request's SLA class names a `ttft`, an endpoint is saturated for it once its first
+    byte would come later than that, as the measured prefill rates foretell: it comes after all that
+    are not, and of several the one that would answer first is the best.
+
     When not to use it: prompts that have nothing in common, which it spreads by recent prefill work
     at the price of a lookup.
     """
@@ -57,6 +63,9 @@ class StickyUntilSaturated:
     block_tokens: int
     stickiness: float = 16.0
     work: RecentWork = field(default_factory=RecentWork)
+    prefill: PrefillRate = field(default_factory=PrefillRate)
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By SLA class, seconds within which a first byte must come."""
     name: str = "sticky_until_saturated"
 
     def __call__(
@@ -65,9 +74,20 @@ class StickyUntilSaturated:
         """Rate the endpoints."""
         hits: Mapping[str, float] = self.index.worth(request.blocks) if request.blocks else {}
         prompt, work = request.prompt_tokens_estimate, self.work.get
+        limit = self.limits.get(request.sla) if self.limits else None
         scores: list[float] = []
         for e in endpoints:
             uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
             cost = self.stickiness * uncached + e.in_flight_tokens + work(e.name, now)
-            scores.append(_SCALE / (_SCALE + cost))
+            score = _SCALE / (_SCALE + cost)
+            if limit is not None:
+                score = self._within(limit, score, self.prefill.wait(e.name, uncached, now))
+            scores.append(score)
         return scores
+
+    @staticmethod
+    def _within(limit: float, score: float, wait: float | None) -> float:
+        """Put an endpoint into the upper half, or the lower one where it would be too late."""
+        if wait is None or wait <= limit:
+            return 0.5 + 0.5 * score
+        return 0.5 * limit / wait

@@ -80,6 +80,6 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
     return words.tobytes()
 
 
-def chain_tokens(parent: BlockHash, tokens: Iterable[int], *, block_tokens: int) -> list[BlockHash]:
-    """Hash token ids in blocks of `block_tokens`; a trailing part is a block of its own."""
-    return chain_text(parent, token_bytes(tokens), block_bytes=4 * block_tokens)
+def chain_tokens(parent: BlockHash, tokens: bytes, *, block_tokens: int) -> list[BlockHash]:
+    """Hash token ids, written as `token_bytes` does, in blocks; a trailing part is one, too."""
+    return chain_text(parent, tokens, block_bytes=4 * block_tokens)

@@ -15,6 +15,7 @@ Where an engine tells by events what it holds, hopes only bridge the time until 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .blocks import BlockHash
     from .eviction import Eviction
     from .index import Index
+    from .owners import Owners
 
 SHRINK = 0.9
 GROW_BLOCKS = 16
@@ -66,10 +68,15 @@ class Learned:
         self._capacity: dict[str, int] = {}
         self._hopes: dict[str, tuple[str, Sequence[BlockHash], float, bool]] = {}
         """By request: endpoint, blocks, until when, and whether events will tell of them."""
+        self._entered: dict[str, tuple[str, int]] = {}
+        """By request that is hoped for: whose it is, and how many of its blocks were entered."""
         self._hoped: dict[str, dict[BlockHash, int]] = {}
-        self._given_up: set[str] = set()
+        self._given_up: dict[str, tuple[str, int]] = {}
+        """As `_entered`, of requests whose answers have not begun in time."""
         self._in_a_row: dict[str, int] = {}
         self._marks: deque[tuple[float, int]] = deque()
+        self.owners: Owners | None = None
+        """Whose the blocks are, where tenants are held to shares."""
         self.told: set[str] = set()
         """Endpoints that tell by events what they hold."""
         self.share: Callable[[str, Sequence[BlockHash]], None] | None = None
@@ -82,6 +89,28 @@ class Learned:
         """Blocks that gave way to others."""
         self.emptied = 0
         """Caches found to be empty by what was reported."""
+
+    def configure(self, *, capacity_blocks: int, eviction: Eviction | None, ttl_s: float) -> None:
+        """Take other settings (`eviction` None: the same); what is expected stays."""
+        self._most, self._ttl_s = capacity_blocks, ttl_s
+        if eviction is not None:
+            self._eviction = eviction
+        for endpoint, most in self._mosts.items():
+            self._mosts[endpoint] = min(most, capacity_blocks)
+        for endpoint, capacity in self._capacity.items():
+            self._capacity[endpoint] = min(capacity, capacity_blocks)
+
+    def oldest_s(self, endpoint: str, now: float) -> float | None:
+        """Return for how long an endpoint's least recently used block was not; None without any.
+
+        To a second, and to `ttl` at most.
+        """
+        found = self._index.oldest(endpoint, 1)
+        if not found:
+            return None
+        used = self._index.clock - found[0][1]
+        at = bisect_left(self._marks, used, key=lambda mark: mark[1])
+        return max(0.0, now - self._marks[at][0]) if at < len(self._marks) else 0.0
 
     def capacity(self, endpoint: str) -> int:
         """Return how many blocks an endpoint is expected to hold at most."""
@@ -124,7 +153,7 @@ class Learned:
                 length -= 1
         return length
 
-    def placed(
+    def placed(  # noqa: PLR0913 - what is placed where, and what is known of it
         self,
         endpoint: str,
         chain: Sequence[BlockHash],
@@ -132,22 +161,34 @@ class Learned:
         request: str = "",
         now: float = 0.0,
         by_tokens: bool = False,
+        owner: str = "",
     ) -> None:
         """Hope that an endpoint will hold a prompt's blocks; without a `request`, expect it.
 
-        `by_tokens`: events speak of these blocks, where the endpoint tells any. The first blocks
-        are touched last: a prefix outlives what hangs on it.
+        `by_tokens`: events speak of these blocks, where the endpoint tells any. `owner` is the
+        tenant whose they are; empty: nobody's. The first blocks are touched last: a prefix outlives
+        what hangs on it.
         """
-        if self._eviction.learns and chain:
-            self._learn(endpoint, chain)
-        new = self._index.store(endpoint, reversed(chain))
+        owners = self.owners if owner else None
+        if owners is not None:
+            chain = owners.admit(owner, chain, now)
+        new = self._enter(endpoint, chain, owner)
         if request and new:
+            self._entered[request] = (owner, len(chain))
             told = by_tokens and endpoint in self.told
             self._hopes[request] = (endpoint, new, now + HOPE_S, told)
             hoped = self._hoped.setdefault(endpoint, {})
             for block in new:
                 hoped[block] = hoped.get(block, 0) + 1
         self._trim(endpoint)
+
+    def _enter(self, endpoint: str, chain: Sequence[BlockHash], owner: str) -> list[BlockHash]:
+        if self._eviction.learns and chain:
+            self._learn(endpoint, chain)
+        new = self._index.store(endpoint, reversed(chain))
+        if owner and self.owners is not None:
+            self.owners.add(endpoint, owner, new)
+        return new
 
     def _learn(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
         """Tell the eviction of blocks that come again: the first and the last of a hit."""
@@ -164,22 +205,25 @@ class Learned:
             if hope[3]:
                 return
             del self._hopes[request]
+            self._entered.pop(request, None)
             self._settle(endpoint, hope[1])
             if self.share is not None:
                 self.share(endpoint, hope[1])
         elif request in self._given_up:
-            self._given_up.discard(request)
-            self.placed(endpoint, chain)
+            owner, length = self._given_up.pop(request)
+            self._enter(endpoint, chain[:length], owner)
+            self._trim(endpoint)
 
     def confirmed_by(self, request: str) -> None:
         """Take in that an engine has told what it had of a prompt: its hope is over."""
         hope = self._hopes.pop(request, None)
         if hope is not None:
+            self._entered.pop(request, None)
             self._settle(hope[0], hope[1])
 
     def ended(self, request: str) -> None:
         """Take in that a request is over; what no answer has begun of was a vain hope."""
-        self._given_up.discard(request)
+        self._given_up.pop(request, None)
         hope = self._hopes.get(request)
         if hope is not None and not hope[3]:
             self._end(request)
@@ -215,6 +259,8 @@ class Learned:
         since = self._marks[-2][1] if len(self._marks) > 1 else 0
         recent = self._index.recent(endpoint, since)
         self._index.clear(endpoint, Source.EXPECTED)
+        if self.owners is not None:
+            self.owners.clear(endpoint)
         self._index.store(endpoint, recent)
 
     def forget_expected(self, endpoint: str) -> int:
@@ -224,14 +270,18 @@ class Learned:
         self._hoped.pop(endpoint, None)
         for request in [r for r, hope in self._hopes.items() if hope[0] == endpoint]:
             del self._hopes[request]
+            self._entered.pop(request, None)
+        if self.owners is not None:
+            self.owners.clear(endpoint)
         return self._index.clear(endpoint, Source.EXPECTED)
 
     def tick(self, now: float, endpoints: Iterable[str]) -> None:
         """Let time pass: hopes end, what was not used for long goes. Bounded work."""
         for request, told in [(r, t) for r, (_, _, u, t) in self._hopes.items() if u <= now]:
+            entered = self._entered[request]
             self._end(request)
             if not told:
-                self._given_up.add(request)
+                self._given_up[request] = entered
         if not self._marks or now - self._marks[-1][0] >= 1.0:
             self._marks.append((now, self._index.clock))
         passed = 0
@@ -254,6 +304,7 @@ class Learned:
     def _end(self, request: str) -> None:
         """Give up a hope: it was vain, or events say by now what is held."""
         endpoint, new, _, _ = self._hopes.pop(request)
+        self._entered.pop(request, None)
         self._index.remove(endpoint, self._settle(endpoint, new))
 
     def _settle(self, endpoint: str, new: Sequence[BlockHash]) -> list[BlockHash]:
@@ -270,7 +321,13 @@ class Learned:
         return last
 
     def _trim(self, endpoint: str) -> None:
-        over = min(_SWEPT, self._index.held(endpoint) - self.capacity(endpoint))
+        capacity = self.capacity(endpoint)
+        over = min(_SWEPT, self._index.held(endpoint) - capacity)
+        if over > 0 and self.owners is not None:
+            greedy = self.owners.greedy(endpoint, over, capacity)
+            removed = self._index.remove(endpoint, greedy)
+            self.evicted += removed
+            over -= removed
         if over > 0:
             oldest = self._index.oldest(endpoint, over * self._eviction.widen)
             going = victims(self._eviction, oldest, over)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from .base import Bytes, Count, Duration, Section
+from .base import Bytes, Count, Duration, Section, Share
 from .values import check_zmq
 
 Address = Annotated[
@@ -85,6 +85,30 @@ class Warm(Section):
     )
 
 
+class Guard(Section):
+    """Slow intake while far less of the prompts is cached than usual."""
+
+    below: Share = Field(
+        default=0.5, gt=0, lt=1, description="of the usual hit rate: less is a collapse"
+    )
+    back: Share = Field(
+        default=0.75, gt=0, le=1, description="of the usual hit rate: as much ends it"
+    )
+    least: Count = Field(
+        default=20, ge=1, description="prompts in 15 s, below which nothing is concluded"
+    )
+    floor: Share = Field(
+        default=0.25, gt=0, le=1, description="of the places in flight, that is always left"
+    )
+    longest: Duration = Field(default=600.0, gt=0, description="it ends after this anyway")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.below >= self.back:
+            raise ValueError("'below' must be less than 'back'")
+        return self
+
+
 class Prefix(Section):
     """A request goes where its prefix already lies."""
 
@@ -124,10 +148,39 @@ class Prefix(Section):
         le=1000,
         description="how many tokens of an endpoint's recent work one cached token outweighs",
     )
+    ttft_share: Share = Field(
+        default=0.8,
+        ge=0,
+        le=1,
+        description="of an SLA class's `ttft`: an endpoint whose first byte would come later than "
+        "that, by its measured prefill rate, gives way; 0: none does",
+    )
+    version: str = Field(
+        default="",
+        max_length=256,
+        description="of the weights, where they change under one name: prefixes of another are not "
+        "looked for, and fade",
+    )
     shared: bool = Field(
         default=False,
         description="tenants share cached prefixes; else each has its own, in engines that keep "
         "a cache_salt",
+    )
+    tenant_share: Share = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="of the blocks expected at an endpoint, what one tenant may have while others "
+        "want the room; past it, its own give way first",
+    )
+    tenant_new_tokens: Count | None = Field(
+        default=None,
+        ge=1,
+        description="tokens a minute of each tenant's prompts that may be new; what is past it is "
+        "not expected anywhere, and such a tenant is kept to `tenant_share` of the endpoints",
+    )
+    guard: Guard | None = Field(
+        default=None, description="slow intake when the hit rate collapses; without it nothing does"
     )
     warm: Warm | None = Field(
         default=None,

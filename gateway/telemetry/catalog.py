@@ -192,6 +192,60 @@ PREFIX_FAULTS = _counter(
     ("pool", "endpoint", "kind"),
     "numbers missing, new processes, events not read, blocks whose beginning was missed",
 )
+PREFIX_OLDEST = _gauge(
+    "forebay_prefix_oldest_block_seconds",
+    _ENDPOINT,
+    "for how long the least recently used block expected at an endpoint was not used",
+)
+PREFIX_PREFILL_RATE = _gauge(
+    "forebay_prefix_prefill_tokens_per_second",
+    _ENDPOINT,
+    "prompt tokens a second that an endpoint prefills, measured on streams; absent until known",
+)
+PREFIX_PROMPT_TOKENS = _counter(
+    "forebay_prefix_prompt_tokens_total",
+    ("pool", "source"),
+    "prompt tokens of answers that told their cached ones, by how it was known what lies there",
+)
+PREFIX_HIT_TOKENS = _counter(
+    "forebay_prefix_hit_tokens_total",
+    ("pool", "source", "kind"),
+    "cached tokens of those, as engines say; padding are hits under 128 tokens, business the rest",
+)
+PREFIX_SAVED = _counter(
+    "forebay_prefix_saved_seconds_total",
+    _POOL,
+    "prefill that cached tokens spared, by each endpoint's measured rate",
+)
+PREFIX_TENANT_BLOCKS = _gauge(
+    "forebay_prefix_tenant_blocks",
+    ("pool", "tenant"),
+    "expected blocks of a tenant, all endpoints together; absent with fewer than two tenants",
+)
+PREFIX_TENANT_EVICTED = _counter(
+    "forebay_prefix_tenant_evicted_blocks_total",
+    ("pool", "tenant"),
+    "expected blocks that gave way first, since their tenant had more than its share",
+)
+PREFIX_TENANT_REFUSED = _counter(
+    "forebay_prefix_tenant_refused_blocks_total",
+    ("pool", "tenant"),
+    "new blocks that were not entered, since their tenant brought too many",
+)
+PREFIX_HIT_RATIO = _gauge(
+    "forebay_prefix_hit_ratio",
+    ("pool", "window"),
+    "share of prompt tokens that hit: recent (15 s) and usual (half an hour); with a guard only",
+)
+PREFIX_SLOWED = _gauge(
+    "forebay_prefix_intake_slowed", _POOL, "1 while intake is slowed since the hit rate collapsed"
+)
+PREFIX_INTAKE_SHARE = _gauge(
+    "forebay_prefix_intake_share_ratio", _POOL, "share of their places that endpoints may use"
+)
+PREFIX_SLOWDOWNS = _counter(
+    "forebay_prefix_slowdowns_total", _POOL, "times that intake was slowed by the hit rate"
+)
 PREFIX_HOT = _gauge(
     "forebay_prefix_hot_prefixes", _POOL, "prefixes whose text is kept, to warm endpoints with"
 )

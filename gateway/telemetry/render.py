@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from .metrics import Copied, Labels
     from .snapshot import (
         EndpointStatus,
+        GuardStatus,
         LengthStatus,
+        PrefixSource,
         PrefixStatus,
         QueueStatus,
         QuotaStatus,
@@ -197,7 +199,41 @@ def _prefixes(pools: Mapping[str, PrefixStatus]) -> Iterator[Family]:
     yield _counter(catalog.PREFIX_EVENTS, {at: s.events for at, s in sources})
     faults = {(*at, kind): count for at, s in sources for kind, count in s.faults.items()}
     yield _counter(catalog.PREFIX_FAULTS, faults)
+    yield from _prefix_numbers(pools)
     yield from _warming({n: p.warming for n, p in pools.items() if p.warming is not None})
+
+
+def _prefix_numbers(pools: Mapping[str, PrefixStatus]) -> Iterator[Family]:
+    for metric, read in _SOURCE_GAUGES:
+        values = {(n, s.endpoint): read(s) for n, p in pools.items() for s in p.sources}
+        yield _gauge(metric, {labels: v for labels, v in values.items() if v is not None})
+    prompts = {
+        (n, source): count for n, p in pools.items() for source, count in p.prompt_tokens.items()
+    }
+    yield _counter(catalog.PREFIX_PROMPT_TOKENS, prompts)
+    hits = {(n, *key): count for n, p in pools.items() for key, count in p.hit_tokens.items()}
+    yield _counter(catalog.PREFIX_HIT_TOKENS, hits)
+    yield _counter(catalog.PREFIX_SAVED, {(n,): p.saved_s for n, p in pools.items()})
+    shares = {(n, s.tenant): s for n, p in pools.items() for s in p.shares}
+    yield _gauge(catalog.PREFIX_TENANT_BLOCKS, {at: s.blocks for at, s in shares.items()})
+    yield _counter(catalog.PREFIX_TENANT_EVICTED, {at: s.evicted for at, s in shares.items()})
+    yield _counter(catalog.PREFIX_TENANT_REFUSED, {at: s.refused for at, s in shares.items()})
+    yield from _guards({n: p.guard for n, p in pools.items() if p.guard is not None})
+
+
+_SOURCE_GAUGES: tuple[tuple[Metric, Callable[[PrefixSource], float | None]], ...] = (
+    (catalog.PREFIX_OLDEST, lambda source: source.oldest_s),
+    (catalog.PREFIX_PREFILL_RATE, lambda source: source.prefill_rate),
+)
+
+
+def _guards(guards: Mapping[str, GuardStatus]) -> Iterator[Family]:
+    ratios = {(n, "recent"): g.recent for n, g in guards.items()}
+    ratios |= {(n, "usual"): g.usual for n, g in guards.items()}
+    yield _gauge(catalog.PREFIX_HIT_RATIO, ratios)
+    yield _gauge(catalog.PREFIX_SLOWED, {(n,): float(g.slowed) for n, g in guards.items()})
+    yield _gauge(catalog.PREFIX_INTAKE_SHARE, {(n,): g.share for n, g in guards.items()})
+    yield _counter(catalog.PREFIX_SLOWDOWNS, {(n,): g.times for n, g in guards.items()})
 
 
 def _warming(pools: Mapping[str, WarmingStatus]) -> Iterator[Family]:

@@ -104,6 +104,10 @@ class PrefixSource:
     expected_blocks: int = 0
     """Blocks that it is expected to hold."""
     events: int = 0
+    oldest_s: float | None = None
+    """For how long its least recently used expected block was not; None without any."""
+    prefill_rate: float | None = None
+    """Prompt tokens a second, as measured; None until enough was seen."""
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     """By kind: gaps, restarts, events not read, blocks whose beginning is not known."""
 
@@ -123,6 +127,30 @@ class WarmingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardStatus:
+    """Who watches the hit rate."""
+
+    slowed: bool
+    times: int
+    recent: float
+    usual: float
+    share: float
+    """Of their places, that endpoints may use now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """One tenant's expected blocks."""
+
+    tenant: str
+    blocks: int
+    evicted: int
+    """Went first since they were more than its share."""
+    refused: int
+    """New ones that were not entered."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixStatus:
     """What a pool knows of prefixes, and how true that was."""
 
@@ -137,6 +165,15 @@ class PrefixStatus:
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Prompts to be cut into tokens, by what became of it."""
     sources: tuple[PrefixSource, ...] = ()
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of answers that told their cached ones, by source."""
+    hit_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """As engines say, by source and kind (business, padding)."""
+    saved_s: float = 0.0
+    """Of prefill, as estimated."""
+    shares: tuple[ShareStatus, ...] = ()
+    guard: GuardStatus | None = None
+    """None where nobody watches."""
     warming: WarmingStatus | None = None
     """None where nothing is warmed."""
 

@@ -14,7 +14,7 @@ from forebay.adapters.sim_events import EventPublisher
 from forebay.gateway.kv_events.feed import Feed
 from forebay.gateway.kv_events.messages import Delta, State, Watch, blocks_of
 from forebay.gateway.kv_events.source import Source
-from forebay.prefixcache.blocks import chain_tokens, root_of_tokens
+from forebay.prefixcache.blocks import chain_tokens, root_of_tokens, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def removed(*names: int) -> dict[str, Any]:
 
 
 def ours(*tokens: int) -> list[int]:
-    return list(chain_tokens(root_of_tokens(), tokens, block_tokens=SIZE))
+    return list(chain_tokens(root_of_tokens(), token_bytes(tokens), block_tokens=SIZE))
 
 
 class Told:

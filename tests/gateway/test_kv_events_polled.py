@@ -18,7 +18,7 @@ from forebay.gateway.kv_events.polled import PolledSource
 from forebay.gateway.kv_events.polling import Alone, Poller
 from forebay.gateway.prefix_sharing import Sharing
 from forebay.policies.contracts import EngineUnreachable
-from forebay.prefixcache.blocks import chain_tokens, root_of_tokens
+from forebay.prefixcache.blocks import chain_tokens, root_of_tokens, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class Rig:
 
 
 def ours(*tokens: int) -> list[int]:
-    return list(chain_tokens(root_of_tokens(), tokens, block_tokens=SIZE))
+    return list(chain_tokens(root_of_tokens(), token_bytes(tokens), block_tokens=SIZE))
 
 
 def test_what_is_told_is_held_where_it_lies():

@@ -60,7 +60,7 @@ def test_every_label_of_a_query_is_one_of_its_metric():
 
 def test_every_label_value_of_a_query_exists():
     known = {"finish": FINISHES, "state": set(STATES), "phase": set(PHASES), "endpoint": {""}}
-    known["met"] = {"yes", "no"}
+    known["met"], known["kind"] = {"yes", "no"}, {"business", "padding"}
     known["le"] = {str(bound) for bound in (*TTFT_BOUNDS, *QUEUE_BOUNDS)}
     for query in queries():
         for label, values in re.findall(r'(\w+)=~?"([^"]*)"', query):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.policies.contracts import EndpointView, Request, Route
 from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
@@ -95,3 +96,50 @@ def test_forgotten_work_counts_no_more():
     assert work.get("a", 10.0) == pytest.approx(36.8, abs=0.1)
     work.forget("a")
     assert work.get("a", 10.0) == 0.0
+
+
+# -- the limit -------------------------------------------------------------------------------------
+
+
+def measured(score: StickyUntilSaturated, *names: str, rate: float = 1000.0) -> None:
+    """Let endpoints have shown this prefill rate, and be idle since."""
+    for name in names:
+        for number in range(40):
+            mark = score.prefill.placed(name, 100 + number, 1e3 * number)
+            score.prefill.began(name, mark, 1e3 * number + (100 + number) / rate)
+
+
+def test_a_holder_that_would_miss_the_ttft_gives_way_however_long_its_hit(
+    score: StickyUntilSaturated,
+):
+    score.limits = {"fast": 0.5}
+    measured(score, "a", "c")
+    score.prefill.placed("a", 2000, 1e6)
+    views = (view("a"), view("c"))
+    fast, slow = (score(replace(request(), sla=sla), views, 1e6) for sla in ("fast", "slow"))
+    assert fast[1] > 0.5 > fast[0]
+    assert slow[0] > slow[1]
+
+
+def test_a_holder_within_the_ttft_is_followed(score: StickyUntilSaturated):
+    score.limits = {"fast": 0.5}
+    measured(score, "a", "c")
+    score.prefill.placed("a", 300, 1e6)
+    rated = score(replace(request(), sla="fast"), (view("a"), view("c")), 1e6)
+    assert rated[0] > rated[1] > 0.5
+
+
+def test_where_all_would_be_too_late_the_soonest_is_taken(score: StickyUntilSaturated):
+    score.limits = {"fast": 0.05}
+    measured(score, "a", "b", "c")
+    score.prefill.placed("a", 9000, 1e6)
+    score.prefill.placed("b", 3000, 1e6)
+    score.prefill.placed("c", 6000, 1e6)
+    rated = score(replace(request(), sla="fast"), (view("a"), view("b"), view("c")), 1e6)
+    assert 0.5 > rated[1] > rated[2] > rated[0] > 0
+
+
+def test_an_endpoint_that_was_never_measured_is_not_saturated(score: StickyUntilSaturated):
+    score.limits = {"fast": 0.001}
+    rated = score(replace(request(), sla="fast"), (view("a"), view("c")), 0.0)
+    assert rated[0] > rated[1] > 0.5

@@ -64,7 +64,7 @@ class Engine:
         found: dict[int, int] = {}
         for prompt in prompts:
             whole = len(prompt) // block
-            hashes = chain_tokens(root_of_tokens(), prompt, block_tokens=block)[:whole]
+            hashes = chain_tokens(root_of_tokens(), token_bytes(prompt), block_tokens=block)[:whole]
             for number, value in enumerate(hashes):
                 first = number * block // self.size
                 last = -(-(number + 1) * block // self.size)
@@ -147,7 +147,9 @@ def test_copies_on_another_tier_hold_a_block_longer():
     recut.apply(Removed((1,)), {}, removed)
     assert not removed
     recut.apply(Removed((1,)), {}, removed)
-    assert removed.keys() == set(chain_tokens(root_of_tokens(), [1, 2], block_tokens=2))
+    assert removed.keys() == set(
+        chain_tokens(root_of_tokens(), token_bytes([1, 2]), block_tokens=2)
+    )
 
 
 @pytest.mark.parametrize(("adapter", "salt"), [("", "s"), ("a", ""), ("a", "s")])
@@ -155,7 +157,7 @@ def test_adapters_and_salts_have_blocks_of_their_own(adapter: str, salt: str):
     recut, stored = Recut(2), dict[int, int]()
     recut.apply(Stored((1,), None, token_bytes([1, 2]), 2, adapter, salt), stored, {})
     parent = root_of_tokens(adapter=adapter, salt=salt)
-    assert list(stored) == chain_tokens(parent, [1, 2], block_tokens=2)
+    assert list(stored) == chain_tokens(parent, token_bytes([1, 2]), block_tokens=2)
 
 
 def test_an_image_makes_another_block_of_the_same_tokens():
