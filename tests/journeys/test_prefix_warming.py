@@ -13,6 +13,7 @@ import pytest
 from forebay.gateway.cli import main
 
 if TYPE_CHECKING:
+    from tests.conftest import Peer
     from tests.journeys.conftest import Gateway, Go, Kit
 
 LONG = "the same long instructions " * 100
@@ -117,5 +118,90 @@ def test_a_pool_that_keeps_nothing_says_which_key_is_missing(
             await up(url)
             assert await call("prefix", "warm", "p", "e0", "--admin", url) == 1
             assert "set 'prefix.warm'" in capfd.readouterr().err
+
+    go(run())
+
+
+# -- callers go first ------------------------------------------------------------------------------
+
+
+class Held:
+    """An engine that answers what callers ask at once, and prefills nothing until it is let."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self.prefills = 0
+        self.slow = asyncio.Event()
+        """Answers to callers wait for it, once `busy`."""
+        self.busy = False
+
+    async def __call__(self, peer: Peer, request: bytes, _number: int) -> None:
+        body = json.loads(request.partition(b"\r\n\r\n")[2])
+        if body.get("temperature") == 0:  # nobody else asks so here
+            self.prefills += 1
+            await peer.gone()
+            raise ConnectionResetError
+        if self.busy:
+            await self.slow.wait()
+        peer.send(self._kit.whole({"id": "c", "choices": [{"index": 0}]}))
+
+
+def test_a_prefill_under_way_is_stopped_as_soon_as_a_caller_has_to_wait(go: Go, kit: Kit):
+    async def run() -> None:
+        held = Held(kit)
+        async with kit.engine(held, kind="vllm") as engine:
+            section = engine.section(max_in_flight=1)
+            async with kit.running(kit.config([section], pool=WARM)) as gateway:
+                for text in ("one", "two", "three", "four"):
+                    await gateway.ask(kit.post(kit.chat(LONG + text)))
+                pool, endpoint = gateway.pool, gateway.pool.endpoints["e0"]
+                pool.upkeep.restarted(endpoint)
+                pool.upkeep.warm(endpoint, gateway.app.now())
+                await kit.until(lambda: held.prefills)
+                held.busy = True
+                asked = [
+                    asyncio.create_task(gateway.ask(kit.post(kit.chat(LONG + str(n)))))
+                    for n in range(2)
+                ]
+                await kit.until(lambda: engine.left == 1)
+                assert pool.prefix is not None
+                assert pool.prefix.warmer is not None
+                assert pool.prefix.warmer.results["gave_way"] == 1
+                held.slow.set()
+                assert [answer.status for answer in await asyncio.gather(*asked)] == [200, 200]
+
+    go(run())
+
+
+def test_an_endpoint_that_a_reload_takes_away_is_warmed_no_more(go: Go, kit: Kit):
+    async def run() -> None:
+        held = Held(kit)
+        async with kit.engine(held, kind="vllm") as engine:
+            both = [engine.section("e0"), kit.sim("e1")]
+            async with kit.running(kit.config(both, pool=WARM)) as gateway:
+                for text in ("one", "two", "three", "four"):
+                    await gateway.ask(kit.post(kit.chat(LONG + text)))
+                pool = gateway.pool
+                for endpoint in pool.endpoints.values():
+                    pool.upkeep.restarted(endpoint)
+                assert pool.upkeep.warm(pool.endpoints["e0"], gateway.app.now()) == 1
+                await kit.until(lambda: held.prefills)
+                gateway.process.apply(kit.config([kit.sim("e1")], pool=WARM))
+                await kit.until(lambda: engine.left == 1)
+                assert pool.prefix is not None
+                assert pool.prefix.warmer is not None
+                assert pool.prefix.warmer.left == {}
+
+    go(run())
+
+
+def test_the_prefill_rate_is_measured_on_streams(go: Go, kit: Kit):
+    async def run() -> None:
+        async with kit.running(kit.config([kit.sim("e0")], pool=WARM)) as gateway:
+            for number in range(20):
+                text = f"{number} " * 50 * (1 + number % 5)
+                await gateway.ask(kit.post(kit.chat(text, stream=True)))
+            assert gateway.pool.prefix is not None
+            assert gateway.pool.prefix.prefill.rate("e0") is not None
 
     go(run())

@@ -187,8 +187,8 @@ def test_tokens_cut_here_are_the_engines(engine: Engine, model: Path, body: dict
     assert array("I", cut).tolist() == asyncio.run(engine.tokens(body))
 
 
-def settings(kit: Kit, engine: Engine, model: Path, *, mode: str, events: bool) -> Any:
-    prefix: dict[str, Any] = {"mode": mode, "block_tokens": 32}
+def settings(kit: Kit, engine: Engine, model: Path, *, mode: str, events: bool, **more: Any) -> Any:
+    prefix: dict[str, Any] = {"mode": mode, "block_tokens": 32, **more}
     if mode == "exact":
         prefix["tokenizer"] = str(model)
     pool = {
@@ -255,6 +255,40 @@ def test_no_ghost_outlives_a_kill_and_restart_on_the_same_port(
             if events:
                 await held(gateway, 10)
             predicted, usage = await ask(kit, gateway, LONG)
+            assert predicted >= 300
+            assert cached(usage) >= predicted * 0.9
+            assert prefix.learned.ghosts == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("mode", ["exact", "learned"])
+def test_a_restarted_engine_is_warm_before_its_first_caller(
+    kit: Kit, engine: Engine, model: Path, mode: str
+):
+    events = mode == "exact"
+
+    async def run() -> None:
+        made = settings(kit, engine, model, mode=mode, events=events, warm={"rate": 4.0})
+        async with kit.running(made) as gateway:
+            await asyncio.sleep(1.5)
+            for text in ("one", "two", "three", "four", "five"):
+                await ask(kit, gateway, f"{LONG} and {text} asks {text}")
+                await asyncio.sleep(0.5)
+            prefix = gateway.pool.prefix
+            assert prefix is not None
+            assert prefix.warmer is not None
+            assert len(prefix.warmer.hot) == 1
+            engine.kill()
+            engine.start()
+            await engine.ready()
+            async with asyncio.timeout(60):
+                while not prefix.warmer.results["warmed"]:  # noqa: ASYNC110 - likewise
+                    await asyncio.sleep(0.02)
+            if events:
+                await held(gateway, 10)
+            predicted, usage = await ask(kit, gateway, f"{LONG} and six asks six")
+            assert prefix.warmer.tokens >= 300
             assert predicted >= 300
             assert cached(usage) >= predicted * 0.9
             assert prefix.learned.ghosts == 0

@@ -97,8 +97,8 @@ class Pool:
             self.score = Confined(sticky, self.owners.floods, 0.25)
             self.score.among(NAMES)
         self._rng = Random(1)
-        self.hits = dict.fromkeys(("quiet", "flood"), 0)
-        self.asked = dict.fromkeys(("quiet", "flood"), 0)
+        self.hits: dict[str, int] = dict.fromkeys(("quiet", "flood"), 0)
+        self.asked: dict[str, int] = dict.fromkeys(("quiet", "flood"), 0)
 
     def send(self, tenant: str, blocks: tuple[int, ...], now: float) -> None:
         asked = request(tenant, blocks)
