@@ -31,8 +31,8 @@ from . import page
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from .telemetry.counts import PoolTotals
     from .telemetry.histogram import HistogramCopy
-    from .telemetry.metrics import PoolTotals
     from .telemetry.snapshot import (
         EndpointStatus,
         LengthStatus,

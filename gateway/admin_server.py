@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from forebay.gateway.config.sections import Admin
 
     from .operations import Operations
-    from .telemetry.metrics import Metrics, PoolTotals
+    from .telemetry.counts import PoolTotals
+    from .telemetry.metrics import Metrics
     from .telemetry.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)

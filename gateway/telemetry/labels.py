@@ -45,6 +45,10 @@ _ANY = float("inf")
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+Labels = tuple[str, ...]
+"""The values of one metric's labels, in their order."""
+
+
 class Names(NamedTuple):
     """The names of one outcome that logs and traces may say."""
 
@@ -113,6 +117,20 @@ class LabelSpace:
     def tenant(self, name: str) -> str:
         """Return the label for a tenant's name."""
         return name if not name or name in self.tenants else OTHER
+
+    def has(self, names: Labels, values: Labels) -> bool:
+        """Tell whether the names in a label set are (still) the configuration's."""
+        said = dict(zip(names, values, strict=True))
+        pool, endpoint = said.get("pool", ""), said.get("endpoint", "")
+        tenant, model = said.get("tenant", ""), said.get("model", "")
+        return (
+            self.pool(pool) == pool
+            and self.endpoint(pool, endpoint) == endpoint
+            and self.tenant(tenant) == tenant
+            and self.model(pool, model) == model
+            and ("sla" not in said or said["sla"] in self.targets)
+            and ("experiment" not in said or said["experiment"] in self.experiments)
+        )
 
     def names(self, o: Outcome) -> Names:
         """Return what may be said of an outcome: no text of a caller's or an engine's making."""

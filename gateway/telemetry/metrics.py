@@ -9,24 +9,16 @@ the outcomes for the next.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import Finish
 
 from . import catalog
-from .histogram import (
-    E2E_BOUNDS,
-    ERROR_BOUNDS,
-    PAUSE_BOUNDS,
-    QUEUE_BOUNDS,
-    TPOT_BOUNDS,
-    TTFT_BOUNDS,
-    Histogram,
-    HistogramCopy,
-)
-from .labels import OTHER, LabelSpace, finish_label, route_label, state_label, status_label
+from .counts import MAX_SETS, Copied, Counter, PoolCount, PoolTotals, RequestCount, TokenCount
+from .histogram import PAUSE_BOUNDS, QUEUE_BOUNDS, TPOT_BOUNDS, TTFT_BOUNDS, Histogram
+from .labels import OTHER, finish_label, route_label, state_label, status_label
+from .outcome_labels import FAILED, arm_result, met, phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,102 +26,12 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Outcome
 
     from .catalog import Metric
+    from .histogram import HistogramCopy
+    from .labels import Labels, LabelSpace
     from .snapshot import Snapshot
 
-MAX_SETS = 4096
-"""Label sets of one counter; the next goes to the set of nothing but `other`."""
 MAX_CACHED = 8192
 """Outcomes' raw names that have been looked up before."""
-
-Labels = tuple[str, ...]
-
-
-class Counter:
-    """Counts by label set. The values must be labels already: see `LabelSpace`."""
-
-    __slots__ = ("_other", "metric", "values")
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.values: dict[Labels, int] = {}
-        self._other = (OTHER,) * len(metric.labels)
-
-    def add(self, labels: Labels, by: int = 1) -> None:
-        """Count `by` more."""
-        values = self.values
-        if labels not in values and len(values) >= MAX_SETS:
-            labels = self._other
-        values[labels] = values.get(labels, 0) + by
-
-
-class _Requests:
-    """How many requests ended alike, and where their times go."""
-
-    __slots__ = ("count", "labels", "pool")
-
-    def __init__(self, labels: Labels, pool: _Pool) -> None:
-        self.count = 0
-        self.labels = labels
-        self.pool = pool
-
-
-class _Tokens:
-    """The tokens of one tenant and model."""
-
-    __slots__ = ("cached", "labels", "output", "prompt")
-
-    def __init__(self, labels: Labels) -> None:
-        self.prompt = 0
-        self.cached = 0
-        self.output = 0
-        self.labels = labels
-
-
-class _Pool:
-    """What is summed for a whole pool."""
-
-    __slots__ = (
-        *("classes", "e2e", "itl", "prediction", "queue_wait", "received", "retries", "sent"),
-        *("tpot", "ttft"),
-    )
-
-    def __init__(self) -> None:
-        self.ttft = Histogram(TTFT_BOUNDS)
-        self.tpot = Histogram(TPOT_BOUNDS)
-        self.itl = Histogram(TPOT_BOUNDS)
-        self.e2e = Histogram(E2E_BOUNDS)
-        self.queue_wait = Histogram(QUEUE_BOUNDS)
-        self.classes: dict[str, Histogram] = {}
-        """Queue waits by SLA class."""
-        self.prediction = Histogram(ERROR_BOUNDS)
-        self.received = 0
-        self.sent = 0
-        self.retries = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTotals:
-    """A pool's sums since start, for the status; rates are differences of two of them."""
-
-    requests: int
-    failed: int
-    """Of `requests`: engine errors, cut answers and expired deadlines."""
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    ttft: HistogramCopy
-    tpot: HistogramCopy
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """All counts at one moment, as a scrape renders them."""
-
-    counters: tuple[tuple[Metric, Mapping[Labels, int]], ...]
-    histograms: tuple[tuple[Metric, Mapping[Labels, HistogramCopy]], ...]
-
-
-_FAILED = frozenset(map(str, (Finish.ENGINE_ERROR, Finish.TRUNCATED, Finish.TIMEOUT)))
 
 
 class Metrics:
@@ -142,11 +44,11 @@ class Metrics:
         self.settled: Callable[[Outcome], None] = self._pending.append
         """Remember how one request ended, for the next fold."""
         self.loop_pause = Histogram(PAUSE_BOUNDS)
-        self._pools = {name: _Pool() for name in ("", OTHER, *labels.pools)}
-        self._requests: dict[Labels, _Requests] = {}
-        self._tokens: dict[Labels, _Tokens] = {}
-        self._requests_by_name: dict[tuple[object, ...], _Requests] = {}
-        self._tokens_by_name: dict[tuple[str, str, str], _Tokens] = {}
+        self._pools = {name: PoolCount() for name in ("", OTHER, *labels.pools)}
+        self._requests: dict[Labels, RequestCount] = {}
+        self._tokens: dict[Labels, TokenCount] = {}
+        self._requests_by_name: dict[tuple[object, ...], RequestCount] = {}
+        self._tokens_by_name: dict[tuple[str, str, str], TokenCount] = {}
         self._disconnects = Counter(catalog.DISCONNECTS)
         self._refused = Counter(catalog.RETRIES_REFUSED)
         self._goodput = Counter(catalog.SLA_REQUESTS)
@@ -154,6 +56,10 @@ class Metrics:
         self._transitions = Counter(catalog.TRANSITIONS)
         self._moved = Counter(catalog.MOVED)
         self._arm_requests = Counter(catalog.ARM_REQUESTS)
+        self._counters = (
+            *(self._disconnects, self._refused, self._stripped, self._transitions, self._moved),
+            *(self._goodput, self._arm_requests),
+        )
         self._arms: dict[Labels, tuple[Histogram, Histogram]] = {}
         """TTFT and TPOT by experiment and arm."""
 
@@ -197,7 +103,7 @@ class Metrics:
             self._drain()
             self._labels = labels
             names = ("", OTHER, *labels.pools)
-            self._pools = {name: self._pools.get(name) or _Pool() for name in names}
+            self._pools = {name: self._pools.get(name) or PoolCount() for name in names}
             self._requests_by_name.clear()
             self._tokens_by_name.clear()
             self._forget_unknown(labels)
@@ -248,7 +154,7 @@ class Metrics:
         if finish is Finish.COMPLETED:
             pool.e2e.observe(max(0.0, o.ended - received))
         elif finish is Finish.LEFT:
-            self._disconnects.add((cell.labels[0], _phase(o)))
+            self._disconnects.add((cell.labels[0], phase(o)))
         if output is not None or o.prompt_tokens is not None:
             self._count_tokens(o)
         if o.sla or o.experiment:
@@ -256,7 +162,7 @@ class Metrics:
         if o.predicted_tokens and output and finish is Finish.COMPLETED:
             pool.prediction.observe(abs(o.predicted_tokens - output) / output)
 
-    def _count_named(self, o: Outcome, pool: _Pool) -> None:
+    def _count_named(self, o: Outcome, pool: PoolCount) -> None:
         """Count what only requests of a class or of an experiment have."""
         if o.sla:
             self._count_goodput(o)
@@ -266,7 +172,7 @@ class Metrics:
 
     def _count_arm(self, o: Outcome) -> None:
         arm = (o.experiment, o.arm)
-        self._arm_requests.add((*arm, _result(o)))
+        self._arm_requests.add((*arm, arm_result(o)))
         times = self._arms.get(arm)
         if times is None:
             times = self._arms[arm] = Histogram(TTFT_BOUNDS), Histogram(TPOT_BOUNDS)
@@ -277,7 +183,7 @@ class Metrics:
         if output and output > 1 and o.last_token is not None:
             times[1].observe(max(0.0, o.last_token - o.first_token) / (output - 1))
 
-    def _count_wait(self, o: Outcome, pool: _Pool) -> None:
+    def _count_wait(self, o: Outcome, pool: PoolCount) -> None:
         if o.placed is None or o.sla not in self._labels.targets:
             return
         waits = pool.classes.get(o.sla)
@@ -286,9 +192,9 @@ class Metrics:
         waits.observe(max(0.0, o.placed - o.received))
 
     def _count_goodput(self, o: Outcome) -> None:
-        targets = self._labels.targets.get(o.sla)
-        if targets is not None and o.finish is not Finish.LEFT and not _is_callers_fault(o):
-            self._goodput.add((o.sla, "yes" if _met(o, *targets) else "no"))
+        kept = met(o, self._labels.targets.get(o.sla))
+        if kept:
+            self._goodput.add((o.sla, kept))
 
     def _count_tokens(self, o: Outcome) -> None:
         key = (o.pool, o.tenant, o.model)
@@ -297,7 +203,7 @@ class Metrics:
         cell.cached += o.cached_tokens or 0
         cell.output += o.output_tokens or 0
 
-    def _find_requests(self, key: tuple[object, ...], o: Outcome) -> _Requests:
+    def _find_requests(self, key: tuple[object, ...], o: Outcome) -> RequestCount:
         pool = self._labels.pool(o.pool)
         endpoint = self._labels.endpoint(o.pool, o.endpoint)
         status, finish = status_label(o.status), finish_label(o.finish)
@@ -306,44 +212,39 @@ class Metrics:
             labels = (OTHER,) * 5
         cell = self._requests.get(labels)
         if cell is None:
-            cell = self._requests[labels] = _Requests(labels, self._pools[labels[0]])
+            cell = self._requests[labels] = RequestCount(labels, self._pools[labels[0]])
         if len(self._requests_by_name) < MAX_CACHED:
             self._requests_by_name[key] = cell
         return cell
 
-    def _find_tokens(self, key: tuple[str, str, str]) -> _Tokens:
+    def _find_tokens(self, key: tuple[str, str, str]) -> TokenCount:
         pool, tenant, model = key
         known = self._labels
         labels: Labels = (known.pool(pool), known.tenant(tenant), known.model(pool, model))
         if labels not in self._tokens and len(self._tokens) >= MAX_SETS:
             labels = (OTHER,) * 3
-        cell = self._tokens.setdefault(labels, _Tokens(labels))
+        cell = self._tokens.setdefault(labels, TokenCount(labels))
         if len(self._tokens_by_name) < MAX_CACHED:
             self._tokens_by_name[key] = cell
         return cell
 
     def _forget_unknown(self, known: LabelSpace) -> None:
-        def stays(pool: str, endpoint: str = "") -> bool:
-            return known.pool(pool) == pool and known.endpoint(pool, endpoint) == endpoint
-
-        self._requests = {k: c for k, c in self._requests.items() if stays(k[0], k[2])}
-        self._tokens = {k: c for k, c in self._tokens.items() if _same_tokens(known, k)}
-        for counter in (self._disconnects, self._refused, self._stripped, self._moved):
-            counter.values = {k: n for k, n in counter.values.items() if stays(k[0])}
-        arms = self._arm_requests
-        arms.values = {k: n for k, n in arms.values.items() if k[0] in known.experiments}
-        self._arms = {k: times for k, times in self._arms.items() if k[0] in known.experiments}
-        goodput = self._goodput
-        goodput.values = {k: n for k, n in goodput.values.items() if k[0] in known.targets}
-        transitions = self._transitions
-        transitions.values = {k: n for k, n in transitions.values.items() if stays(k[0], k[1])}
+        names = catalog.REQUESTS.labels
+        self._requests = {k: c for k, c in self._requests.items() if known.has(names, k)}
+        names = catalog.PROMPT_TOKENS.labels
+        self._tokens = {k: c for k, c in self._tokens.items() if known.has(names, k)}
+        names = catalog.ARM_TTFT.labels
+        self._arms = {k: times for k, times in self._arms.items() if known.has(names, k)}
+        for counter in self._counters:
+            names = counter.metric.labels
+            counter.values = {k: n for k, n in counter.values.items() if known.has(names, k)}
 
     def _totals(self, name: str) -> PoolTotals:
         ended = [cell for labels, cell in self._requests.items() if labels[0] == name]
         tokens = [cell for labels, cell in self._tokens.items() if labels[0] == name]
         return PoolTotals(
             requests=sum(cell.count for cell in ended),
-            failed=sum(cell.count for cell in ended if cell.labels[4] in _FAILED),
+            failed=sum(cell.count for cell in ended if cell.labels[4] in FAILED),
             prompt_tokens=sum(cell.prompt for cell in tokens),
             cached_tokens=sum(cell.cached for cell in tokens),
             output_tokens=sum(cell.output for cell in tokens),
@@ -360,17 +261,10 @@ class Metrics:
         yield catalog.RETRIES, self._of_pools(lambda pool: pool.retries)
         yield catalog.RECEIVED_BYTES, self._of_pools(lambda pool: pool.received)
         yield catalog.SENT_BYTES, self._of_pools(lambda pool: pool.sent)
-        counters = (
-            self._disconnects,
-            self._refused,
-            self._stripped,
-            self._transitions,
-            self._moved,
-        )
-        for counter in (*counters, self._goodput, self._arm_requests):
+        for counter in self._counters:
             yield counter.metric, dict(counter.values)
 
-    def _of_pools(self, read: Callable[[_Pool], int]) -> dict[Labels, int]:
+    def _of_pools(self, read: Callable[[PoolCount], int]) -> dict[Labels, int]:
         known = self._labels.pools
         values = {name: read(pool) for name, pool in self._pools.items()}
         return {(name,): n for name, n in values.items() if n or name in known}
@@ -388,45 +282,3 @@ class Metrics:
         yield catalog.ARM_TTFT, {arm: times[0].copy() for arm, times in self._arms.items()}
         yield catalog.ARM_TPOT, {arm: times[1].copy() for arm, times in self._arms.items()}
         yield catalog.LOOP_PAUSE, {(): self.loop_pause.copy()}
-
-
-def _result(o: Outcome) -> str:
-    """Name what became of an arm's request; one that went elsewhere counts as failed."""
-    if o.moved or o.finish in _FAILED or o.status >= 500 or o.status == 429:
-        return "failed"
-    if o.finish is Finish.COMPLETED:
-        return "answered"
-    return "refused" if o.finish is Finish.REJECTED else "left"
-
-
-def _phase(o: Outcome) -> str:
-    if o.first_byte is not None:
-        return "streaming"
-    if o.placed is not None:
-        return "waiting"
-    return "queued" if o.pool else "uploading"
-
-
-def _is_callers_fault(o: Outcome) -> bool:
-    """Whether nothing could be promised: the engine found the request itself wrong."""
-    return o.finish is Finish.REJECTED and o.status < 500 and o.status != 429
-
-
-def _met(o: Outcome, ttft: float, tpot: float) -> bool:
-    """Whether a request kept to its class's targets.
-
-    A whole answer has no first token of its own: it met both when it was there as soon as the last
-    token of a stream that just met them would have been.
-    """
-    if o.finish is not Finish.COMPLETED or o.first_token is None or o.last_token is None:
-        return False
-    gaps = max(0, (o.output_tokens or 1) - 1)
-    if not o.stream:
-        return o.last_token - o.received <= ttft + (tpot * gaps if gaps else 0.0)
-    streamed = o.last_token - o.first_token
-    return o.first_token - o.received <= ttft and (not gaps or streamed <= tpot * gaps)
-
-
-def _same_tokens(known: LabelSpace, labels: Labels) -> bool:
-    pool, tenant, model = labels
-    return (known.pool(pool), known.tenant(tenant), known.model(pool, model)) == labels

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
     from .catalog import Metric
+    from .counts import Copied
     from .histogram import HistogramCopy
-    from .metrics import Copied, Labels
+    from .labels import Labels
     from .snapshot import (
         EndpointStatus,
         GuardStatus,

@@ -17,7 +17,7 @@ import pytest
 from forebay.gateway import page
 from forebay.gateway.admin import OPEN, Status, admin_app
 from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
-from forebay.gateway.telemetry.metrics import Metrics, PoolTotals
+from forebay.gateway.telemetry.metrics import Metrics
 from forebay.gateway.telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
 from forebay.policies.contracts import Finish, Outcome, Route
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI
+
+    from forebay.gateway.telemetry.counts import PoolTotals
 
 SNAPSHOT = Snapshot(
     pools=(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.gateway.telemetry import catalog, metrics
+from forebay.gateway.telemetry.counts import MAX_SETS
 from forebay.gateway.telemetry.labels import FINISHES, STATES, LabelSpace, PoolLabels
 from forebay.gateway.telemetry.metrics import Metrics
 from forebay.gateway.telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
@@ -209,15 +210,15 @@ def test_a_status_that_is_none_is_other(status: int, label: str):
 
 
 def test_label_sets_are_capped():
-    endpoints = frozenset(f"e{n}" for n in range(metrics.MAX_SETS + 10))
-    tenants = frozenset(f"t{n}" for n in range(metrics.MAX_SETS + 10))
+    endpoints = frozenset(f"e{n}" for n in range(MAX_SETS + 10))
+    tenants = frozenset(f"t{n}" for n in range(MAX_SETS + 10))
     m = Metrics(LabelSpace({"p": PoolLabels(endpoints, frozenset({"m"}))}, tenants))
-    for n in range(metrics.MAX_SETS + 10):
+    for n in range(MAX_SETS + 10):
         m.settled(replace(DONE, pool="p", endpoint=f"e{n}", tenant=f"t{n}"))
         m.transition("p", f"e{n}", "up")
     counters = {metric.name: counts for metric, counts in m.copy().counters}
     for name, labels in (("forebay_requests_total", 5), ("forebay_output_tokens_total", 3)):
-        assert len(counters[name]) == metrics.MAX_SETS + 1
+        assert len(counters[name]) == MAX_SETS + 1
         assert counters[name][("other",) * labels] in {10, 50}
     assert counters["forebay_endpoint_transitions_total"][("other",) * 3] == 10
 
