@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from redis import Redis
 
 from forebay.gateway.experiments.store import ExperimentsAway, Kept, Store
 from forebay.gateway.experiments.store_file import FileStore
@@ -42,14 +44,30 @@ def state(version: int) -> State:
     return State(phase="paused", since=1.0, log=(decision,), version=version)
 
 
-@pytest.fixture(params=["file", "redis"])
+@pytest.fixture(params=["file", "redis", "cluster"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
     """Make stores of the same place, as processes one after the other would."""
     if request.param == "file":
         return lambda: FileStore(tmp_path / "kept")
-    server: RedisServer = request.getfixturevalue("redis_server")
+    url: str = request.getfixturevalue(f"{request.param}_url")
     prefix = uuid4().hex
-    return lambda: RedisExperiments(server.url, prefix=prefix, lease_s=1.0)
+    return lambda: RedisExperiments(url, prefix=prefix, lease_s=1.0)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def cluster_url(redis_servers: Callable[..., RedisServer]) -> str:
+    """Start a cluster of one node, which refuses keys of several slots at once as any does."""
+    server = redis_servers("--cluster-enabled", "yes")
+    with Redis.from_url(server.url) as client:  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)  # type: ignore[reportUnknownMemberType] - any reply
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):  # type: ignore[reportUnknownMemberType] - any reply
+            time.sleep(0.02)
+    return server.url.replace("redis://", "redis+cluster://")
 
 
 def test_what_was_saved_is_there_for_the_next_process(run: Run, make: Callable[[], Store]):
