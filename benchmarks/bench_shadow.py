@@ -1,8 +1,9 @@
-"""What copies of requests cost the callers: the primary's latency without them, twice, and with.
+"""What copies of requests cost the callers: the primary's latency by turns without them and with.
 
 Three processes beside this one: two embedded engines behind ports, and the gateway. A closed loop
 of callers streams short answers; each round is another gateway with the same engines. The answer is
-whether the p99 with copies differs from those without by more than those do from each other.
+whether the mean p99 of rounds with copies differs from that of rounds without by more than two
+rounds without do from each other.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results" / "experiments"
 PORT, ONE, TWO = 18680, 18681, 18682
-ROUNDS = ("without", "with", "without", "with", "without")
 
 
 @contextlib.contextmanager
@@ -120,11 +122,26 @@ def play(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def compared(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean p99 of each kind of round, and how far two without copies lie apart."""
+    kinds = {
+        kind: [row["p99_ms"] for row in rows if row["round"] == kind]
+        for kind in ("without", "with")
+    }
+    pairs = [abs(one - two) for one, two in itertools.combinations(kinds["without"], 2)]
+    return {
+        **{f"p99_ms_{kind}": round(statistics.fmean(each), 2) for kind, each in kinds.items()},
+        "apart_ms": round(statistics.fmean(pairs), 2),
+        "apart_ms_most": round(max(pairs), 2),
+    }
+
+
 def main() -> None:
     """Run all rounds, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a round")
     parser.add_argument("--callers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2, help="with copies; one more without")
     parser.add_argument("--share", type=float, default=0.2, help="of the requests, copied")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -134,13 +151,16 @@ def main() -> None:
     ):
         for port in (ONE, TWO):
             wait_for(f"http://127.0.0.1:{port}/health")
-        for name in ROUNDS:
+        for name in ("without", *("with", "without") * arguments.rounds):
             rows.append(play(name, arguments))
             print(json.dumps(rows[-1]), flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-shadow.json"
     cores = os.cpu_count()
-    file.write_text(json.dumps({"cores": cores, "share": arguments.share, "rows": rows}) + "\n")
+    told = {"cores": cores, "share": arguments.share, "callers": arguments.callers}
+    found = compared(rows)
+    print(json.dumps(found))
+    file.write_text(json.dumps({**told, **found, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":
