@@ -135,7 +135,9 @@ class Warmer:
         """Take note of a prompt whose first `hit` blocks are known; `cut` makes what is kept."""
         if self.hot.met(request.blocks, hit, now):
             content: Beginning | None = cut()
-            if content is not None:
+            if content is None:
+                self.hot.decline(request.blocks[:hit])
+            else:
                 self.hot.keep(request.blocks[:hit], content, len(content.body), now)
 
     def begin(self, endpoint: Endpoint, now: float) -> int:

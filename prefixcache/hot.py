@@ -53,6 +53,8 @@ class HotPrefixes(Generic[T]):
         """By a prefix's last block: faded count, and when it was counted. The last used last."""
         self._kept: dict[BlockHash, HotPrefix[T]] = {}
         self._bytes = 0
+        self._bar = (0.0, 0.0)
+        """What the last that gave way was worth, and when: less is not asked for."""
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -76,18 +78,29 @@ class HotPrefixes(Generic[T]):
         if len(self._counts) >= MOST_COUNTED:
             del self._counts[next(iter(self._counts))]
         self._counts[end] = (count, now)
-        return count > self._uses - 0.5 and end not in self._kept  # it has faded a little
+        if count <= self._uses - 0.5 or end in self._kept:  # it has faded a little
+            return False
+        bar, at = self._bar
+        return count * hit > bar * exp((at - now) / self._fade_s)
 
     def keep(self, chain: tuple[BlockHash, ...], content: T, size: int, now: float) -> None:
         """Keep the content of a hot prefix; what is worth least gives way."""
         end = chain[-1]
-        if size > self._most_bytes or end in self._kept:
+        if end in self._kept:
+            return
+        if size > self._most_bytes:
+            self.decline(chain)
             return
         self._kept[end] = HotPrefix(chain, content, size)
         self._bytes += size
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             least = min(self._kept, key=lambda each: self._worth(each, now))
+            self._bar = (self._worth(least, now), now)
             self._bytes -= self._kept.pop(least).size
+
+    def decline(self, chain: Sequence[BlockHash]) -> None:
+        """Say that nothing can be kept of a prefix: it is asked for again only when hot anew."""
+        self._counts.pop(chain[-1], None)
 
     def hottest(self, now: float) -> list[HotPrefix[T]]:
         """Return what is kept, those first whose prefill saves most: blocks by faded uses.

@@ -42,6 +42,7 @@ MOST_COUNTED = 255
 """Uses of a block are counted up to this."""
 _COUNT_BITS = 8
 _CACHED_SETS = 4096
+_FEW = 16 * SLOT_SHARDS
 _SHARD = SHARDS - 1  # by middle bits of a hash: a dict places its keys by their lowest
 _SLOT_SHARD = SLOT_SHARDS - 1
 
@@ -247,6 +248,18 @@ class Index:
         found = islice(merge(*(own.items() for own in slot.blocks if own), key=_used), count)
         clock = self._clock
         return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc] - what was stored
+
+    def first_used(self, endpoint: str) -> int | None:
+        """Return the moment of `clock` when the least recently used expected block was used.
+
+        Of one shard's blocks where there are many: to look at all takes 30 us an endpoint.
+        """
+        slot = self._slots.get((endpoint, Source.EXPECTED))
+        if slot is None or not slot.held:
+            return None
+        few = slot.held < _FEW or not slot.blocks[0]
+        shards = slot.blocks if few else slot.blocks[:1]
+        return min(next(iter(own.values())) for own in shards if own) >> _COUNT_BITS
 
     # -- looking up ------------------------------------------------------------------------------
 

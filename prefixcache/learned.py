@@ -44,6 +44,8 @@ CLEARED_AFTER = 3
 """Predicted hits in a row with nothing cached at all that tell of an emptied cache."""
 HOPE_S = 5.0
 TTL_S = 3600.0
+_AHEAD = 256
+"""Blocks that go beyond what must, at most."""
 _SWEPT = 4096
 """Blocks that one step takes out at most: some milliseconds."""
 
@@ -105,10 +107,9 @@ class Learned:
 
         To a second, and to `ttl` at most.
         """
-        found = self._index.oldest(endpoint, 1)
-        if not found:
+        used = self._index.first_used(endpoint)
+        if used is None:
             return None
-        used = self._index.clock - found[0][1]
         at = bisect_left(self._marks, used, key=lambda mark: mark[1])
         return max(0.0, now - self._marks[at][0]) if at < len(self._marks) else 0.0
 
@@ -322,8 +323,12 @@ class Learned:
 
     def _trim(self, endpoint: str) -> None:
         capacity = self.capacity(endpoint)
-        over = min(_SWEPT, self._index.held(endpoint) - capacity)
-        if over > 0 and self.owners is not None:
+        over = self._index.held(endpoint) - capacity
+        if over <= 0:
+            return
+        # Some more at once: to find the oldest takes longer than to take them out.
+        over = min(_SWEPT, over + min(_AHEAD, capacity // 256))
+        if self.owners is not None:
             greedy = self.owners.greedy(endpoint, over, capacity)
             removed = self._index.remove(endpoint, greedy)
             self.evicted += removed

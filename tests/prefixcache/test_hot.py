@@ -86,6 +86,27 @@ def test_no_more_bytes_are_kept_than_may_be():
     assert prefixes.size == 20
 
 
+def test_what_cannot_be_kept_is_not_asked_for_with_each_prompt():
+    prefixes = hot(uses=3, most_bytes=5)
+    asked: list[bool] = []
+    for _ in range(6):
+        asked.append(prefixes.met(chain(1, 2), 2, 0.0))
+        if asked[-1]:
+            prefixes.keep(chain(1, 2), "too long", 8, 0.0)
+    assert asked == [False, False, True, False, False, True]
+
+
+def test_what_gave_way_is_asked_for_only_when_it_is_worth_more():
+    prefixes = hot(most=1)
+    use(prefixes, "often", chain(1, 2), times=4)
+    use(prefixes, "seldom", chain(3, 4), times=2)
+    assert kept(prefixes) == ["often"]
+    assert not prefixes.met(chain(5, 6), 2, 0.0)
+    assert [prefixes.met(chain(5, 6), 2, 0.0) for _ in range(2)] == [False, True]
+    use(prefixes, "more often", chain(3, 4), times=6)
+    assert kept(prefixes) == ["more often"]
+
+
 def test_counts_are_bounded():
     prefixes = hot()
     for number in range(MOST_COUNTED + 1):
