@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
@@ -124,12 +124,27 @@ def working_set(seed: int) -> tuple[int, int]:
     return len(distinct) * BLOCK, prompts
 
 
+class Turn(NamedTuple):
+    """What became of one request."""
+
+    session: int
+    turn: int
+    at: float
+    """When it was sent, in seconds of the run's clock."""
+    ttft: float
+    taken: float
+    prompt: int
+    cached: int
+    endpoint: str
+    """Where it went, where the gateway says so."""
+
+
 async def talk(
     http: httpx.AsyncClient, messages: list[dict[str, str]], number: int, args: argparse.Namespace
-) -> list[tuple[float, int, int]]:
-    """Go through one conversation with pauses; return each turn's TTFT, prompt, cached tokens."""
+) -> list[Turn]:
+    """Go through one conversation with pauses."""
     rng = random.Random(f"{args.seed} pauses {number}")
-    turns: list[tuple[float, int, int]] = []
+    turns: list[Turn] = []
     await asyncio.sleep(rng.uniform(0, args.spread))
     for turn in range(TURNS):
         body = {
@@ -140,17 +155,18 @@ async def talk(
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
         }
-        turns.append(await one(http, body))
+        turns.append(await one(http, body, number, turn))
         await asyncio.sleep(rng.expovariate(1 / args.think))
     return turns
 
 
-async def one(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int, int]:
+async def one(http: httpx.AsyncClient, body: dict[str, Any], session: int, turn: int) -> Turn:
     """Send one request."""
     began, first, usage = time.perf_counter(), 0.0, dict[str, Any]()
     url = f"http://127.0.0.1:{GATEWAY}/v1/chat/completions"
     async with http.stream("POST", url, json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
+        endpoint = answer.headers.get("x-forebay-endpoint", "")
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -160,7 +176,8 @@ async def one(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int
                 first = time.perf_counter() - began
             usage = event.get("usage") or usage
     details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-    return first, usage["prompt_tokens"], details.get("cached_tokens") or 0
+    taken, cached = time.perf_counter() - began, details.get("cached_tokens") or 0
+    return Turn(session, turn, began, first, taken, usage["prompt_tokens"], cached, endpoint)
 
 
 async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any]:
@@ -171,9 +188,14 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
         began = time.perf_counter()
         talks = enumerate(conversations(args.seed + round_))
         told = await asyncio.gather(*(talk(http, m, n, args) for n, m in talks))
-    turns = [turn for session in told for turn in session]
-    ttft = sorted(turn[0] for turn in turns)
-    prompts, cached = sum(t[1] for t in turns), sum(t[2] for t in turns)
+    turns = sorted((turn for session in told for turn in session), key=lambda turn: turn.at)
+    if args.log:
+        with args.log.open("a") as file:
+            for turn in turns:
+                told_of = {"gateway": name, "round": round_, **turn._asdict()}
+                file.write(json.dumps(told_of | {"at": round(turn.at - began, 3)}) + "\n")
+    ttft = sorted(turn.ttft for turn in turns)
+    prompts, cached = sum(t.prompt for t in turns), sum(t.cached for t in turns)
     return {
         "gateway": name,
         "round": round_,
@@ -231,6 +253,7 @@ def main() -> None:
     parser.add_argument("--think", type=float, default=2.0, help="mean pause between turns, s")
     parser.add_argument("--spread", type=float, default=4.0, help="when sessions begin, s")
     parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument("--log", type=Path, help="append what became of each request")
     parser.add_argument("--engines", choices=("both", "start", "there"), default="both")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)

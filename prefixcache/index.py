@@ -25,8 +25,8 @@ how much of a hit lies where.
 from __future__ import annotations
 
 from enum import IntEnum
-from heapq import merge
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from .tiers import NOWHERE, WORTH, Tier
@@ -241,11 +241,18 @@ class Index:
         return self._clock - (found >> _COUNT_BITS), found & MOST_COUNTED
 
     def oldest(self, endpoint: str, count: int) -> list[tuple[BlockHash, int, int]]:
-        """Return the least recently used expected blocks: hash, age in uses of any block, uses."""
+        """Return the least recently used expected blocks: hash, age in uses of any block, uses.
+
+        Of fewer than all, a handful may be the wrong ones: each shard is looked at twice as far as
+        it should be needed. That takes a fifth of what merging them does.
+        """
         slot = self._slots.get((endpoint, Source.EXPECTED))
         if slot is None or count <= 0:
             return []
-        found = islice(merge(*(own.items() for own in slot.blocks if own), key=_used), count)
+        far = slot.held if count >= slot.held else count // (SLOT_SHARDS // 2) + SLOT_SHARDS
+        found = [item for own in slot.blocks for item in islice(own.items(), far)]
+        found.sort(key=itemgetter(1))
+        del found[count:]
         clock = self._clock
         return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc] - what was stored
 
@@ -377,10 +384,6 @@ class Index:
             if slot is not None:
                 yield slot.endpoint, slot.source
             mask ^= bit
-
-
-def _used(item: tuple[int, int]) -> int:
-    return item[1]
 
 
 def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:
