@@ -19,8 +19,8 @@ from .labels import OTHER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .catalog import Metric
     from .labels import Labels
+    from .metric import Metric
 
 MAX_SETS = 4096
 """Label sets of one counter; the next goes to the set of nothing but `other`."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from forebay.policies.contracts import Outcome
 
-    from .catalog import Metric
     from .histogram import HistogramCopy
     from .labels import Labels, LabelSpace
+    from .metric import Metric
     from .snapshot import Snapshot
 
 MAX_CACHED = 8192
