@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
 import pytest
 
 from forebay.policies.experiments.plan import Plan
 from forebay.policies.experiments.rehearsal import (
+    Ending,
     Fault,
     failing,
     healthy,
@@ -19,19 +23,28 @@ from forebay.policies.experiments.rehearsal import (
 
 CLASSES = ("batch", "fast")
 RAMP = Plan("x", ("a", "b"), {}, stages=(0.05, 0.5), dwell_s=0.0, classes=CLASSES)
+MANY = 100
 HALF = Plan("x", ("a", "b"), {}, stages=(0.5,), dwell_s=0.0, classes=CLASSES)
+
+
+def played(plan: Plan, runs: int, most: int, fault: Fault) -> list[Ending]:
+    """Play so many runs, many of them on two processes."""
+    play = partial(rehearse, plan, most=most, fault=fault)
+    if runs < MANY:
+        return [play(seed) for seed in range(runs)]
+    with ProcessPoolExecutor(2) as pool:
+        return list(pool.map(play, range(runs), chunksize=8))
 
 
 def decided(plan: Plan, what: str, runs: int, most: int, fault: Fault = healthy) -> float:
     """Return the share of runs that end so within so many requests of the candidate."""
-    endings = (rehearse(plan, seed, most=most, fault=fault) for seed in range(runs))
+    endings = played(plan, runs, most, fault)
     return sum(e.decision is not None and e.decision.what == what for e in endings) / runs
 
 
 def false_decisions(plan: Plan, runs: int, most: int) -> int:
     """Count runs of two equal arms in which the candidate was stopped or promoted."""
-    endings = (rehearse(plan, seed, most=most) for seed in range(runs))
-    return sum(ending.decision is not None for ending in endings)
+    return sum(ending.decision is not None for ending in played(plan, runs, most, healthy))
 
 
 @pytest.mark.parametrize("plan", [RAMP, HALF], ids=["ramp", "half"])
