@@ -53,7 +53,7 @@ class StickyUntilSaturated:
 
     Where the request's SLA class names a `ttft`, an endpoint is saturated for it once its first
     byte would come later than that, as the measured prefill rates foretell: it comes after all that
-    are not, and of several the one that would answer first is the best.
+    are not. Where all are, cost alone decides: to scatter prefixes then would make all still later.
 
     When not to use it: prompts that have nothing in common, which it spreads by recent prefill work
     at the price of a lookup.
@@ -76,18 +76,15 @@ class StickyUntilSaturated:
         prompt, work = request.prompt_tokens_estimate, self.work.get
         limit = self.limits.get(request.sla) if self.limits else None
         scores: list[float] = []
+        late: list[bool] = []
         for e in endpoints:
             uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
             cost = self.stickiness * uncached + e.in_flight_tokens + work(e.name, now)
-            score = _SCALE / (_SCALE + cost)
+            scores.append(_SCALE / (_SCALE + cost))
             if limit is not None:
-                score = self._within(limit, score, self.prefill.wait(e.name, uncached, now))
-            scores.append(score)
-        return scores
-
-    @staticmethod
-    def _within(limit: float, score: float, wait: float | None) -> float:
-        """Put an endpoint into the upper half, or the lower one where it would be too late."""
-        if wait is None or wait <= limit:
-            return 0.5 + 0.5 * score
-        return 0.5 * limit / wait
+                wait = self.prefill.wait(e.name, uncached, now)
+                late.append(wait is not None and wait > limit)
+        if not any(late) or all(late):
+            return scores
+        rated = zip(scores, late, strict=True)
+        return [0.5 * score + (0.0 if is_late else 0.5) for score, is_late in rated]

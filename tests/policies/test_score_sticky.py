@@ -117,7 +117,7 @@ def test_a_holder_that_would_miss_the_ttft_gives_way_however_long_its_hit(
     score.prefill.placed("a", 2000, 1e6)
     views = (view("a"), view("c"))
     fast, slow = (score(replace(request(), sla=sla), views, 1e6) for sla in ("fast", "slow"))
-    assert fast[1] > 0.5 > fast[0]
+    assert fast[1] > fast[0]
     assert slow[0] > slow[1]
 
 
@@ -126,20 +126,22 @@ def test_a_holder_within_the_ttft_is_followed(score: StickyUntilSaturated):
     measured(score, "a", "c")
     score.prefill.placed("a", 300, 1e6)
     rated = score(replace(request(), sla="fast"), (view("a"), view("c")), 1e6)
-    assert rated[0] > rated[1] > 0.5
+    assert rated[0] > rated[1]
 
 
-def test_where_all_would_be_too_late_the_soonest_is_taken(score: StickyUntilSaturated):
-    score.limits = {"fast": 0.05}
+def test_where_all_would_be_too_late_the_prefix_is_followed_as_without_a_limit(
+    score: StickyUntilSaturated,
+):
+    views = (view("a"), view("b"), view("c"))
     measured(score, "a", "b", "c")
-    score.prefill.placed("a", 9000, 1e6)
-    score.prefill.placed("b", 3000, 1e6)
-    score.prefill.placed("c", 6000, 1e6)
-    rated = score(replace(request(), sla="fast"), (view("a"), view("b"), view("c")), 1e6)
-    assert 0.5 > rated[1] > rated[2] > rated[0] > 0
+    for name in ("a", "b", "c"):
+        score.prefill.placed(name, 9000, 1e6)
+    plain = score(request(), views, 1e6)
+    score.limits = {"fast": 0.05}
+    assert score(replace(request(), sla="fast"), views, 1e6) == plain
 
 
 def test_an_endpoint_that_was_never_measured_is_not_saturated(score: StickyUntilSaturated):
     score.limits = {"fast": 0.001}
     rated = score(replace(request(), sla="fast"), (view("a"), view("c")), 0.0)
-    assert rated[0] > rated[1] > 0.5
+    assert rated[0] > rated[1]
