@@ -32,6 +32,7 @@ from forebay.policies.quota import (
 
 from .breaker import Breaker
 from .here import Here
+from .outbox import MOST, Outbox
 from .shared_lease import FreeLease, SharedLease
 from .store import (
     LEASE_S,
@@ -58,34 +59,13 @@ if TYPE_CHECKING:
     from forebay.policies.quota import Dates
 
     from .ledger import Ledger
+    from .outbox import Answer, Asked
 
 logger = logging.getLogger(__name__)
 
 PROBE_S = 0.25
 HEARTBEAT_S = 1.0
 RENEW_S = LEASE_S / 4
-MOST = 200
-"""Operations of one call: a few milliseconds of the store's time."""
-TENANT = 3
-"""What another tenant in a call costs the store, in operations."""
-
-
-class _Asked:
-    """What is to be asked for one tenant, and who gets the answers."""
-
-    __slots__ = ("answers", "operations", "tariff")
-
-    def __init__(self, tariff: Tariff) -> None:
-        self.tariff = tariff
-        self.operations: list[Operation] = []
-        self.answers: list[Callable[[Reply | None], None] | None] = []
-
-    def split(self, size: int) -> _Asked:
-        """Keep the first `size`, and return the rest."""
-        rest = _Asked(self.tariff)
-        rest.operations, self.operations = self.operations[size:], self.operations[:size]
-        rest.answers, self.answers = self.answers[size:], self.answers[:size]
-        return rest
 
 
 class SharedMeter:
@@ -114,7 +94,7 @@ class SharedMeter:
         self._tariffs = dict(tariffs)
         self._store = store
         self._probe_s = probe_s
-        self._queue: dict[str, _Asked] = {}
+        self._outbox = Outbox()
         self._owed: list[tuple[Tariff, Operation]] = []
         self._wake = asyncio.Event()
         self._busy = self._closing = False
@@ -188,16 +168,9 @@ class SharedMeter:
             found = self._tariffs[tenant] = Tariff(tenant, Caps(), {})
         return found
 
-    def _ask(
-        self, tariff: Tariff, operation: Operation, answer: Callable[[Reply | None], None] | None
-    ) -> None:
-        asked = self._queue.get(tariff.tenant)
-        if asked is None:
-            asked = self._queue[tariff.tenant] = _Asked(tariff)
-            self._wake.set()
-        asked.tariff = tariff
-        asked.operations.append(operation)
-        asked.answers.append(answer)
+    def _ask(self, tariff: Tariff, operation: Operation, answer: Answer | None) -> None:
+        self._outbox.put(tariff, operation, answer)
+        self._wake.set()
 
     def refusal(self, lease: SharedLease, reply: Reserved) -> Rejected:
         """Word and count a refusal of the store's."""
@@ -237,28 +210,15 @@ class SharedMeter:
         if self.breaker.away:
             await asyncio.sleep(self._probe_s)
             await self._catch_up()
-        elif self._queue:
+        elif self._outbox:
             self._busy = True
-            await self._send(self._take())
+            await self._send(self._outbox.take())
             self._busy = False
         else:
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self) -> list[_Asked]:
-        """Take what goes into one call, from each tenant in turn."""
-        taken: list[_Asked] = []
-        room = MOST
-        while self._queue and room > 0:
-            tenant = next(iter(self._queue))
-            asked = self._queue.pop(tenant)
-            if len(asked.operations) > room:
-                self._queue[tenant] = asked.split(room)
-            room -= len(asked.operations) + TENANT
-            taken.append(asked)
-        return taken
-
-    async def _send(self, asked: list[_Asked]) -> None:
+    async def _send(self, asked: list[Asked]) -> None:
         batches = [
             Batch(a.tariff.tenant, a.tariff.caps, self.today(a.tariff), a.operations) for a in asked
         ]
@@ -272,7 +232,7 @@ class SharedMeter:
         for a, said in zip(asked, replies, strict=True):
             self._answer(a, said)
 
-    def _answer(self, asked: _Asked, replies: Sequence[Reply | None]) -> None:
+    def _answer(self, asked: Asked, replies: Sequence[Reply | None]) -> None:
         for operation, answer, reply in zip(asked.operations, asked.answers, replies, strict=True):
             if answer is None:
                 if reply is None:
@@ -291,8 +251,7 @@ class SharedMeter:
 
     def _decide_here(self) -> None:
         """Answer what waits to be asked."""
-        queue, self._queue = self._queue, {}
-        for asked in queue.values():
+        for asked in self._outbox.take_all():
             self._answer(asked, [None] * len(asked.operations))
 
     # -- catching up -----------------------------------------------------------------------------
@@ -418,5 +377,4 @@ class SharedMeter:
     @property
     def waiting(self) -> int:
         """How much is still to be told."""
-        queued = sum(len(asked.operations) for asked in self._queue.values())
-        return queued + len(self._owed) + len(self.here) + self._busy
+        return len(self._outbox) + len(self._owed) + len(self.here) + self._busy
