@@ -114,6 +114,8 @@ class PoolPrefix:
         self._token_roots: dict[tuple[str, bytes], BlockHash] = {}
         self._adapters: dict[str, str] = {}
         self._per_block = float(section.block_tokens)
+        self._per_token = 1.0
+        """Tokens that engines count for each that is estimated here."""
         self._expected: dict[str, Expected] = {}
 
     def attend(self, shared: Shared, endpoints: tuple[str, ...] = ()) -> None:
@@ -159,7 +161,7 @@ class PoolPrefix:
         self.score = self._score()
         if section.guard != before.guard:
             self.guard = _guard(section.guard)
-        if section.warm != before.warm:
+        if (section.warm, section.version) != (before.warm, before.version):
             self.close()
             self.warmer = self._make_warmer()
         self.attend(self._shared, self._endpoints)
@@ -387,19 +389,31 @@ class PoolPrefix:
         if outcome is not None and outcome.cached_tokens is not None:
             prompt = outcome.prompt_tokens or request.prompt_tokens_estimate
             predicted = expected.sure * prompt
-            self._count(endpoint, prompt, outcome.cached_tokens)
-            if self.guard is not None:
-                self.guard.reported(expected.tokens, outcome.cached_tokens, now)
+            self._count(placement, expected, prompt, outcome.cached_tokens, now)
             self.learned.reported(
                 endpoint, predicted_tokens=predicted, cached_tokens=outcome.cached_tokens
             )
             if request.counted and endpoint in self.learned.told:
                 self._correct(placement, expected, outcome.cached_tokens)
 
-    def _count(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
-        source = "exact" if endpoint in self.learned.told else "learned"
+    def _count(
+        self, placement: Placement, expected: Expected, prompt: int, cached: int, now: float
+    ) -> None:
+        """Count what an engine had cached; rates and the guard go by tokens as estimated here."""
+        endpoint, estimate = placement.endpoint, placement.request.prompt_tokens_estimate
+        estimated = cached * estimate / prompt if prompt else 0.0
+        self._per_token += _WEIGHT * ((prompt / estimate if estimate else 1.0) - self._per_token)
         rate = self.prefill.rate(endpoint)
-        self.numbers.reported(source, prompt_tokens, cached_tokens, rate)
+        source = "exact" if endpoint in self.learned.told else "learned"
+        saved_s = estimated / rate if rate else 0.0
+        self.numbers.reported(source, prompt, cached, saved_s)
+        if self.guard is not None:
+            self.guard.reported(expected.tokens, round(estimated), now)
+
+    def prefill_rate(self, endpoint: str) -> float | None:
+        """Return the prompt tokens a second, as engines count them, that an endpoint prefills."""
+        rate = self.prefill.rate(endpoint)
+        return None if rate is None else rate * self._per_token
 
     def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
         request = placement.request

@@ -23,14 +23,11 @@ class Numbers:
         self.saved_s = 0.0
         """Seconds that the cached tokens would have taken to prefill, where rates are known."""
 
-    def reported(
-        self, source: str, prompt_tokens: int, cached_tokens: int, rate: float | None
-    ) -> None:
-        """Take in what an engine had cached of a prompt; `rate` is its tokens a second."""
+    def reported(self, source: str, prompt_tokens: int, cached_tokens: int, saved_s: float) -> None:
+        """Take in what an engine had cached of a prompt, and what that spared of its prefill."""
         self.prompts[source] = self.prompts.get(source, 0) + prompt_tokens
         if cached_tokens <= 0:
             return
         key = (source, "business" if cached_tokens >= PADDING else "padding")
         self.hits[key] = self.hits.get(key, 0) + cached_tokens
-        if rate:
-            self.saved_s += cached_tokens / rate
+        self.saved_s += saved_s

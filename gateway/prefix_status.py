@@ -76,7 +76,7 @@ def sharing_status(sharing: Sharing | None) -> SharingStatus:
 
 
 def _source(prefix: PoolPrefix, endpoint: str, now: float) -> PrefixSource:
-    oldest, rate = prefix.learned.oldest_s(endpoint, now), prefix.prefill.rate(endpoint)
+    oldest, rate = prefix.learned.oldest_s(endpoint, now), prefix.prefill_rate(endpoint)
     told = prefix.index.held(endpoint, Source.EXACT)
     expected = prefix.index.held(endpoint)
     events = prefix.events.get(endpoint)

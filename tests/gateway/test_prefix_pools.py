@@ -99,9 +99,13 @@ class Live:
         now: float = 0.0,
         cached: int | None = None,
         took_s: float = 0.01,
+        tokens: int | None = None,
         **rest: Any,
     ) -> int:
-        """Place a request, answer it, and return the hit that was predicted for it."""
+        """Place a request, answer it, and return the hit that was predicted for it.
+
+        The engine counts `tokens` of its prompt.
+        """
         request = self.request(text, now=now, **rest)
         placement = Placement(request, endpoint, 1, now)
         self.prefix.placed(placement)
@@ -110,7 +114,7 @@ class Live:
         assert hit is not None
         outcome = Outcome(request.id, "p", "x", request.tenant, status=200)
         outcome.first_byte = now + took_s
-        outcome.prompt_tokens = request.prompt_tokens_estimate
+        outcome.prompt_tokens = tokens or request.prompt_tokens_estimate
         outcome.cached_tokens = hit if cached is None else cached
         self.prefix.released(placement, outcome, now + took_s)
         return hit
@@ -288,6 +292,18 @@ def test_saved_seconds_are_cached_tokens_over_the_measured_rate():
     live.play(words(0, 4), now=1e4, took_s=0.01)
     assert live.prefix.numbers.saved_s == pytest.approx(0.256, rel=0.05)
     assert 'forebay_prefix_saved_seconds_total{pool="p"} 0.2' in live.metrics(1e4)
+
+
+def test_a_rate_is_told_in_the_engines_own_tokens_whatever_was_estimated():
+    live = Live()
+    for number in range(300):
+        blocks = 1 + number % 9
+        took_s = 0.01 + blocks * 64 / 1000
+        live.play(words(number, blocks), now=100.0 * number, took_s=took_s, tokens=blocks * 32)
+    assert live.prefix.prefill_rate("e0") == pytest.approx(500, rel=0.1)
+    saved = live.prefix.numbers.saved_s
+    live.play(words(299 - 299 % 9, 1), now=1e6, tokens=32, cached=32)
+    assert live.prefix.numbers.saved_s - saved == pytest.approx(0.064, rel=0.1)
 
 
 def test_padding_is_told_apart_from_business():
