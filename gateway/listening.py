@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKLOG = 2048
 
 
 def listen(host: str, port: int, *, hint: str = "") -> socket.socket:
@@ -19,6 +26,15 @@ def listen(host: str, port: int, *, hint: str = "") -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise not_had(host, port, error, hint=hint) from error
+
+
+async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> asyncio.Server:
+    """Serve on an address by this loop. Raises ConfigError."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(factory, host, port, backlog=BACKLOG)
+    except OSError as error:
+        raise not_had(host, port, error, hint="--port takes another") from error
 
 
 def not_had(host: str, port: int, error: OSError, *, hint: str = "") -> ConfigError:

@@ -17,6 +17,7 @@ from forebay.gateway.config.units import shown
 from forebay.policies.quota import NAMES
 
 from .experiments.store import ExperimentsAway
+from .quota.store import StoreAway
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -139,7 +140,7 @@ class Operations:
     async def limits(self, name: str) -> list[LimitStatus]:
         """Return a tenant's limits and what is used of them now."""
         limits = self._find(name).limits
-        used = await self._process.used(name)
+        used = await self._used(name)
         return [
             LimitStatus(limit, getattr(limits, limit), number)
             for limit, number in zip(NAMES, used, strict=True)
@@ -157,9 +158,29 @@ class Operations:
 
     async def usage(self, tenant: str | None, since: int) -> Sequence[Row]:
         """Return who used what from a day (as 20261129) on, of one tenant or all."""
-        rows = await self._process.usage(None if tenant is None else [tenant], since)
+        rows = await self._rows(None if tenant is None else [tenant], since)
         if tenant is not None and not rows:
             self._find(tenant)  # one that is gone may still have rows, so they are looked for first
+        return rows
+
+    async def _used(self, tenant: str) -> tuple[float, ...]:
+        try:
+            used = await self._process.metering.used(tenant)
+        except StoreAway as error:
+            raise CannotReach("the shared counters cannot be reached") from error
+        if used is None:
+            raise CannotNow("nothing is metered: the configuration has no tenants")
+        return used
+
+    async def _rows(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:
+        try:
+            rows = await self._process.metering.usage(tenants, since)
+        except StoreAway as error:
+            raise CannotReach("the ledger cannot be read") from error
+        if rows is None:
+            raise CannotNow(
+                "no usage is kept: it needs tenants, or a ledger that can be written (state.ledger)"
+            )
         return rows
 
     def _find(self, name: str) -> Tenant:
@@ -252,7 +273,10 @@ class Operations:
 
     async def reload(self, *, who: str) -> tuple[Fault, ...]:
         """Read the configuration now; return what is wrong with it, nothing when it is in force."""
-        error = await self._process.reload()
+        watcher = self._process.watcher
+        if watcher is None:
+            raise CannotNow("there is no configuration file to read")
+        error = await watcher.reload()
         _note("reload", who, changed=error is None)
         if error is None:
             return ()

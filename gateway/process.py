@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -17,17 +16,17 @@ from forebay.policies.contracts import ConfigError
 from .app import App
 from .assembly import Assembly
 from .chores import Chores
+from .draining import Drain
 from .experimenting import Experiments
 from .keys import Keys
-from .listening import not_had, url_of
+from .listening import bind, url_of
 from .local import LocalAnswers, Scrape
 from .messages import Limits
-from .operations import CannotNow, CannotReach, Operations
+from .operations import Operations
 from .prefix_status import sharing_status
-from .protocol import Connections, HttpProtocol, Phase
+from .protocol import Connections, HttpProtocol
 from .quota.metering import Metering
-from .quota.store import StoreAway
-from .reload import Watcher
+from .reload import Watcher, refuse_fixed
 from .status import take_snapshot
 from .telemetry import logs
 from .telemetry.access_log import AccessLog
@@ -39,13 +38,12 @@ from .telemetry.writer import LineWriter
 from .tokens import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from forebay.gateway.config.sections import Config
 
     from .admin_server import AdminServer
-    from .quota.ledger import Row
     from .telemetry.snapshot import Snapshot
     from .telemetry.spans import Spans
 
@@ -56,16 +54,6 @@ TICK = 0.1
 CHECKS = 0.25
 """Seconds between looks at time limits; they may be late by as much."""
 SWEEP = 1.0
-BACKLOG = 2048
-
-
-async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> asyncio.Server:
-    """Listen. Raises ConfigError where that address cannot be had."""
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(factory, host, port, backlog=BACKLOG)
-    except OSError as error:
-        raise not_had(host, port, error, hint="--port takes another") from error
 
 
 def limits_of(config: Config) -> Limits:
@@ -101,7 +89,8 @@ class Process:
         self._started = time.time()
         self._draining = False
         self._listening = False
-        self._watcher: Watcher | None = None
+        self.watcher: Watcher | None = None
+        """Reads the configuration again; None without a file."""
         self.operations = Operations(self)
         self._tokens: Tokens | None = None
 
@@ -135,7 +124,7 @@ class Process:
             )
         except ConfigError:
             await self.experiments.close()
-            await self._metering.close()
+            await self.metering.close()
             raise
         self._listening = True
         self._handle_signals(loop)
@@ -168,13 +157,13 @@ class Process:
         )
         self._assembly.take(self._assembly.build(config))
         self._tokens = self._tokens_of(config)
-        self._metering = Metering(config, self._path, now=time.monotonic)
-        await self._metering.start()
+        self.metering = Metering(config, self._path, now=time.monotonic)
+        await self.metering.start()
         self.app = App(
             config,
             keys=self._keys_of(config, self._tokens),
             pools=self._assembly.pools,
-            meter=self._metering.meter,
+            meter=self.metering.meter,
             observer=self.telemetry,
             local=LocalAnswers(
                 snapshot=self.snapshot,
@@ -210,14 +199,14 @@ class Process:
         self._stopped.set()
 
     def _reload(self) -> None:
-        if self._watcher is not None:
-            self._watcher.poke()
+        if self.watcher is not None:
+            self.watcher.poke()
 
     def _start_watcher(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         if self._path is None or self._read is None:
             return None
-        self._watcher = Watcher(self._path, apply=self.apply, read=self._read, loaded=self._loaded)
-        return loop.create_task(self._watcher.run())
+        self.watcher = Watcher(self._path, apply=self.apply, read=self._read, loaded=self._loaded)
+        return loop.create_task(self.watcher.run())
 
     def _start_admin(self) -> AdminServer | None:
         section = self.config.server.admin
@@ -283,14 +272,14 @@ class Process:
             buffered_bytes=self.app.buffered_bytes,
             buffered_limit_bytes=self.config.server.max_buffered,
             settlements_waiting=self._chores.waiting,
-            config_ok=self._watcher is None or self._watcher.ok,
+            config_ok=self.watcher is None or self.watcher.ok,
             listening=self._listening,
             draining=self._draining,
             loop_pause_max_s=self._watch.longest,
             chores_dropped=self._chores.dropped,
             log_lines_dropped=self._writer.dropped,
             traces_dropped=self.telemetry.spans.dropped if self.telemetry.spans else 0,
-            quota=self._metering.status({tenant.name for tenant in self.config.tenants}),
+            quota=self.metering.status({tenant.name for tenant in self.config.tenants}),
             experiments=self.experiments.status(),
             experiments_away=self.experiments.away,
             prefix_sharing=sharing_status(self._assembly.sharing),
@@ -318,14 +307,7 @@ class Process:
 
     def apply(self, config: Config) -> None:
         """Take a new configuration into force, or raise ConfigError and change nothing."""
-        old, new = self.config.server, config.server
-        for key in ("host", "port", "admin", "metrics"):
-            if getattr(old, key) != getattr(new, key):
-                raise ConfigError(f"server.{key} cannot change while running; restart for it")
-        if config.telemetry != self.config.telemetry:
-            raise ConfigError("telemetry cannot change while running; restart for it")
-        if config.state != self.config.state:
-            raise ConfigError("state cannot change while running; restart for it")
+        refuse_fixed(self.config, config)
         built = self._assembly.build(config)
         tokens = self._tokens_of(config)
         self._assembly.take(built)
@@ -337,8 +319,8 @@ class Process:
             self._chores.put(self._tokens.close)
         self._tokens = tokens
         keys = self._keys_of(config, tokens)
-        self._metering.configure(config)
-        self.app.meter = self._metering.meter
+        self.metering.configure(config)
+        self.app.meter = self.metering.meter
         self.app.configure(config, keys=keys, pools=self._assembly.pools)
         self.experiments.configure(config)
         self._assembly.recheck()
@@ -353,36 +335,6 @@ class Process:
     def _forget_heads(self) -> None:
         self.connections.heads.clear()
 
-    # -- what operators do -----------------------------------------------------------------------
-
-    async def reload(self) -> ConfigError | None:
-        """Read the configuration now; return why it was refused."""
-        if self._watcher is None:
-            raise CannotNow("there is no configuration file to read")
-        return await self._watcher.reload()
-
-    async def used(self, tenant: str) -> tuple[float, ...]:
-        """Return what a tenant has used now, in the order of `policies.quota.NAMES`."""
-        try:
-            used = await self._metering.used(tenant)
-        except StoreAway as error:
-            raise CannotReach("the shared counters cannot be reached") from error
-        if used is None:
-            raise CannotNow("nothing is metered: the configuration has no tenants")
-        return used
-
-    async def usage(self, tenants: Sequence[str] | None, since: int) -> Sequence[Row]:
-        """Return the ledger's rows from a day on."""
-        try:
-            rows = await self._metering.usage(tenants, since)
-        except StoreAway as error:
-            raise CannotReach("the ledger cannot be read") from error
-        if rows is None:
-            raise CannotNow(
-                "no usage is kept: it needs tenants, or a ledger that can be written (state.ledger)"
-            )
-        return rows
-
     @staticmethod
     def _keys_of(config: Config, tokens: Tokens | None) -> Keys:
         if tokens is not None:
@@ -393,28 +345,15 @@ class Process:
 
     async def _drain(self) -> None:
         """Stop as SIGTERM asks: notice, no more connections, running calls, the rest."""
-        drain = self.config.server.drain
-        self._draining = self.connections.closing = True
-        logger.info("draining", extra={"notice_s": drain.notice, "limit_s": drain.limit})
-        await self._pause(drain.notice)
+        self._draining = True
+        drain = Drain(self.connections, self.config.server.drain, self._hurry)
+        await drain.notice()
         self._listening = False
         self._listener.close()
-        self.connections.close_idle()
-        limit = time.monotonic() + drain.limit
-        while self._busy() and time.monotonic() < limit and not self._hurry.is_set():
-            await self._pause(0.05)
+        await drain.finish()
         for relay in tuple(self.app.active):
             relay.drained()
         await self._end()
-
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
-
-    def _busy(self) -> bool:
-        """Whether an answer is under way, or a request is being read."""
-        return any(c.phase != Phase.IDLE for c in self.connections.open)
 
     async def _end(self) -> None:
         if self._admin is not None:
@@ -436,7 +375,7 @@ class Process:
             if self.connections.open:
                 await asyncio.sleep(0.01)
         await self.experiments.close()
-        if not await self._metering.close():
+        if not await self.metering.close():
             logger.warning("not all usage is told")
         self.telemetry.close()
         logger.info("stopped", extra={"unsettled": len(self.app.active)})

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from hashlib import sha256
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from forebay.gateway.config import load
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNREADABLE = b""
+_FIXED = (
+    *("server.host", "server.port", "server.admin", "server.metrics"),
+    *("telemetry", "state"),
+)
+
+
+def refuse_fixed(old: Config, new: Config) -> None:
+    """Raise ConfigError where something has changed that cannot change while running."""
+    for key in _FIXED:
+        read = attrgetter(key)
+        if read(old) != read(new):
+            raise ConfigError(f"{key} cannot change while running; restart for it")
 
 
 @dataclass(slots=True)

@@ -56,7 +56,9 @@ async def ask(gateway: Gateway, kit: Kit, **members: Any) -> Answer:
 async def used(gateway: Gateway) -> Used:
     """Return what is counted for the tenant, money in the currency."""
     process = gateway.process
-    return Used(*(await process.used(process.config.tenants[0].name)))  # type: ignore[arg-type] - two are money
+    numbers = await process.metering.used(process.config.tenants[0].name)
+    assert numbers is not None
+    return Used(*numbers)  # type: ignore[arg-type] - two are money
 
 
 def test_a_tenant_over_its_limit_is_told_when_to_return(go: Go, kit: Kit, state: dict[str, Any]):
@@ -188,7 +190,8 @@ def test_usage_and_the_days_limit_outlive_a_restart(go: Go, kit: Kit, tmp_path: 
                     429,
                     True,
                 )
-                rows = await gateway.process.usage([limited["name"]], 0)
+                rows = await gateway.process.metering.usage([limited["name"]], 0)
+        assert rows is not None
         assert [(r.model, r.requests, r.prompt_tokens, r.output_tokens, r.cost) for r in rows] == [
             ("m", 1, 12, 5, 12 * 0.001 + 5 * 0.002)
         ]
