@@ -120,8 +120,10 @@ class PoolPrefix:
 
     def attend(self, shared: Shared, endpoints: tuple[str, ...] = ()) -> None:
         """Take what else the file says: who the tenants are, what is promised, who serves."""
+        if self.warmer is not None and self._shared.tenants - shared.tenants:
+            self.warmer.forget()  # none of it may outlive whose it was
         self._shared, self._endpoints = shared, endpoints
-        self._part(shared.tenants)
+        self._part(len(shared.tenants))
         score = self.score
         if isinstance(score, Confined):
             score.among(endpoints)

@@ -38,8 +38,8 @@ class Shared:
     """There are SLA classes."""
     reserves: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of a pool's places that are kept for some tenants, by the reserve's name."""
-    tenants: int = 0
-    """How many there are."""
+    tenants: frozenset[str] = frozenset()
+    """Who they are, by name."""
     ttfts: Mapping[str, float] = field(default_factory=dict[str, float])
     """By SLA class that names one, the seconds until a first token."""
 
@@ -51,7 +51,7 @@ def shared_of(config: sections.Config) -> Shared:
     return Shared(
         classes=bool(config.sla),
         reserves=reserves,
-        tenants=len(config.tenants),
+        tenants=frozenset(tenant.name for tenant in config.tenants),
         ttfts={name: sla.ttft for name, sla in config.sla.items() if sla.ttft is not None},
     )
 

@@ -163,6 +163,11 @@ class Warmer:
         told = {"pool": self._pool, "endpoint": endpoint, "warmed": run.done, "left": len(run.left)}
         logger.info("endpoint is warmed", extra=told)
 
+    def forget(self) -> None:
+        """Stop warming, and keep nothing of what was kept."""
+        self.close()
+        self.hot.clear()
+
     def close(self) -> None:
         """Stop warming."""
         for name in tuple(self._runs):

@@ -34,12 +34,8 @@ class Confined:
     share: float = 0.5
     names: tuple[str, ...] = ()
     """All endpoints of the pool."""
+    name: str = "confined"
     _kept_to: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-
-    @property
-    def name(self) -> str:
-        """See Score."""
-        return self.inner.name
 
     def among(self, names: tuple[str, ...]) -> None:
         """Take the endpoints that there are."""

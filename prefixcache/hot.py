@@ -98,6 +98,12 @@ class HotPrefixes(Generic[T]):
             self._bar = (self._worth(least, now), now)
             self._bytes -= self._kept.pop(least).size
 
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._counts.clear()
+        self._kept.clear()
+        self._bytes, self._bar = 0, (0.0, 0.0)
+
     def decline(self, chain: Sequence[BlockHash]) -> None:
         """Say that nothing can be kept of a prefix: it is asked for again only when hot anew."""
         self._counts.pop(chain[-1], None)

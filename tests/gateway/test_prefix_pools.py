@@ -64,8 +64,8 @@ class Live:
         assert self.pool.prefix is not None
         return self.pool.prefix
 
-    def reload(self, prefix: dict[str, Any]) -> None:
-        self.config = config_of(prefix)
+    def reload(self, prefix: dict[str, Any], **rest: Any) -> None:
+        self.config = config_of(prefix, **rest)
         (section,) = self.config.pools
         endpoints = tuple(self.pool.endpoints.values())
         self.pool.take(section, endpoints, shared=shared_of(self.config))
@@ -159,6 +159,24 @@ def test_one_tenant_alone_is_held_to_nothing():
     assert live.prefix.learned.owners is None
     live.play(words(0, 10))
     assert live.play(words(0, 10)) == 640
+
+
+def test_when_a_tenant_goes_nothing_is_kept_of_what_was_kept_before():
+    live = Live({"warm": {}}, tenants=TENANTS)
+    warmer = live.prefix.warmer
+    assert warmer is not None
+    for number in range(5):
+        text = words(0, 4) + words(number + 1, 1)
+        request = live.request(text, now=1.0)
+        body = wire.read(b'{"prompt":"%b"}' % text.encode(), READ_OR_WRITTEN)
+        live.prefix.met(request, body, salt=None)
+        live.play(text, now=1.0)
+    assert (len(warmer.hot), warmer.hot.size > 1000) == (1, True)
+    live.reload({"warm": {}}, tenants=TENANTS)
+    assert len(warmer.hot) == 1
+    live.reload({"warm": {}}, tenants=TENANTS[:1])
+    assert live.prefix.warmer is warmer
+    assert (len(warmer.hot), warmer.hot.size) == (0, 0)
 
 
 # -- lost caches -----------------------------------------------------------------------------------
