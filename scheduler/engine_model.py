@@ -9,16 +9,15 @@ under way and then new ones from the queue, as long as the step's token budget, 
 are left. When blocks run out the least urgent sequence is preempted: it gives up its blocks and is
 computed again later.
 
-What makes it fast: decoding sequences are never looped over. All of them advance together with one
-tick counter; a sequence is touched when it crosses a block boundary (it sits in the bucket of its
-phase) and when it finishes (it is filed under its last tick).
+What makes it fast is `engine_decoding`: decoding sequences advance together and are never looped
+over, so that a stretch of steps that only decode is taken at once (`_coast`).
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from .engine_decoding import Decoding
 from .engine_kv import KVBlocks
 from .engine_queue import EngineQueue
 from .engine_sequence import Phase, Removed, Sequence, StepResult, Stored
@@ -50,12 +49,7 @@ class EngineModel:
         self._added = 0
         self._running: dict[Sequence, None] = {}
         self._prefilling: list[Sequence] = []
-        self._ticks = 0
-        self._decoding = 0
-        self._context = 0
-        self._buckets: list[dict[Sequence, None]] = [{} for _ in range(profile.block_tokens)]
-        self._ends: dict[int, list[Sequence]] = {}
-        self._end_ticks: list[int] = []
+        self._decoding = Decoding(profile.block_tokens)
 
     @property
     def running(self) -> int:
@@ -85,7 +79,7 @@ class EngineModel:
     def produced(self, sequence: Sequence) -> int:
         """Count the output tokens that it has made."""
         if sequence.phase is Phase.DECODE:
-            return sequence.made + self._ticks - sequence.since
+            return self._decoding.made(sequence)
         return sequence.made
 
     def add(self, sequence: Sequence) -> None:
@@ -146,27 +140,28 @@ class EngineModel:
         """
         if not self._is_calm():
             return 0.0
-        profile, count = self.profile, self._end_ticks[0] - self._ticks
-        context = count * self._context + self._decoding * (count * (count - 1) // 2)
-        fixed = profile.step_s + self._decoding * profile.decode_sequence_s
+        profile, decoding = self.profile, self._decoding
+        count = decoding.next_end - decoding.ticks
+        context = count * decoding.context + decoding.count * (count * (count - 1) // 2)
+        fixed = profile.step_s + decoding.count * profile.decode_sequence_s
         return count * fixed + context * profile.context_token_s
 
     def _is_calm(self) -> bool:
         """Whether the next step only decodes, and has the blocks for it."""
-        if self._prefilling or not self._decoding or self._queue.arriving:
+        if self._prefilling or not self._decoding.count or self._queue.arriving:
             return False
         if self.waiting and not self._stuck:
             return False
-        bucket = self._buckets[self._ticks % self.profile.block_tokens]
-        return len(bucket) <= self._kv.available
+        return len(self._decoding.bucket) <= self._kv.available
 
     def _coast(self, limit_s: float, result: StepResult) -> None:
         """Take decode-only steps, at least one, until a sequence ends or blocks run short."""
-        profile, count, kv, buckets = self.profile, self._decoding, self._kv, self._buckets
+        profile, decoding, kv = self.profile, self._decoding, self._kv
+        count, buckets = decoding.count, decoding.buckets
         fixed = profile.step_s + count * profile.decode_sequence_s
         per_context, size = profile.context_token_s, profile.block_tokens
-        elapsed, context, begun = result.duration_s, self._context, self._ticks
-        ticks, end = begun, self._end_ticks[0]
+        elapsed, context, begun = result.duration_s, decoding.context, decoding.ticks
+        ticks, end = begun, decoding.next_end
         room, hashing = kv.available, self._hashing
         taken = 0  # is told at the end, where nothing else looks at the blocks
         while True:
@@ -195,7 +190,7 @@ class EngineModel:
             if ticks == end or elapsed >= limit_s or len(bucket) > room - taken:
                 break
         kv.take(taken)
-        self._ticks, self._context = ticks, context
+        decoding.ticks, decoding.context = ticks, context
         self.generated_tokens += count * (ticks - begun)
         result.duration_s = elapsed
         result.steps += ticks - begun
@@ -204,30 +199,30 @@ class EngineModel:
 
     def _step(self, result: StepResult) -> None:
         """Take one step of any kind."""
-        profile = self.profile
+        profile, decoding = self.profile, self._decoding
         self._grow_decoding(result)
         prefilled, pairs = self._schedule_prefill(result)
         result.duration_s += (
             profile.step_s
             + prefilled * profile.prefill_token_s
             + pairs * profile.prefill_pair_s
-            + self._decoding * profile.decode_sequence_s
-            + self._context * profile.context_token_s
+            + decoding.count * profile.decode_sequence_s
+            + decoding.context * profile.context_token_s
         )
         result.prefill_tokens += prefilled
         result.steps += 1
-        self._ticks += 1
-        self._context += self._decoding
-        self.generated_tokens += self._decoding
+        decoding.ticks += 1
+        decoding.context += decoding.count
+        self.generated_tokens += decoding.count
         if self._hashing:
-            self._store_decoded(self._buckets[self._ticks % profile.block_tokens], self._ticks)
+            self._store_decoded(decoding.bucket, decoding.ticks)
         self._finish_due(result)
         self._settle_prefilled(result)
 
     def _grow_decoding(self, result: StepResult) -> None:
         """Give a new block to each decoding sequence that stands at a block's end."""
         kv = self._kv
-        for sequence in list(self._buckets[self._ticks % self.profile.block_tokens]):
+        for sequence in list(self._decoding.bucket):
             while sequence.phase is Phase.DECODE and not kv.available:
                 self._preempt(result)
             if sequence.phase is Phase.DECODE:
@@ -243,35 +238,12 @@ class EngineModel:
                 self._store(sequence, (sequence.prompt_tokens + made - 1) // size)
 
     def _finish_due(self, result: StepResult) -> None:
-        ticks = self._ticks
-        if not self._end_ticks or self._end_ticks[0] > ticks:
-            return
-        while self._end_ticks and self._end_ticks[0] <= ticks:
-            heappop(self._end_ticks)
-        for sequence in self._ends.pop(ticks, ()):
-            # An aborted or preempted one still stands here; its tick is then another.
-            if sequence.phase is Phase.DECODE and self.produced(sequence) == sequence.output_tokens:
-                self._finish(sequence, result)
-
-    def _decode(self, sequence: Sequence) -> None:
-        """Let a sequence whose prompt is computed join those that decode."""
-        sequence.phase = Phase.DECODE
-        sequence.since = self._ticks
-        self._decoding += 1
-        self._context += sequence.computed
-        self._buckets[(self._ticks - sequence.computed) % self.profile.block_tokens][sequence] = (
-            None
-        )
-        end = self._ticks + sequence.output_tokens - sequence.made
-        if end in self._ends:
-            self._ends[end].append(sequence)
-        else:
-            self._ends[end] = [sequence]
-            heappush(self._end_ticks, end)
+        for sequence in self._decoding.due():
+            self._finish(sequence, result)
 
     def _schedule_prefill(self, result: StepResult) -> tuple[int, int]:
         """Give the rest of the step's budget to prompts; return tokens and attention pairs."""
-        budget = total = self.profile.max_num_batched_tokens - self._decoding
+        budget = total = self.profile.max_num_batched_tokens - self._decoding.count
         pairs = 0
         for sequence in list(self._prefilling):
             if not budget:
@@ -343,7 +315,7 @@ class EngineModel:
             if sequence.made >= sequence.output_tokens:
                 self._finish(sequence, result)
             else:
-                self._decode(sequence)
+                self._decoding.join(sequence)
         self._prefilling = rest
 
     def _arrive(self) -> None:
@@ -413,13 +385,7 @@ class EngineModel:
         if sequence.phase is Phase.PREFILL:
             self._prefilling.remove(sequence)
         else:
-            made = self.produced(sequence)
-            computed = sequence.prompt_tokens + made - 1
-            self._context -= computed
-            self._decoding -= 1
-            size = self.profile.block_tokens
-            del self._buckets[(sequence.since - sequence.computed) % size][sequence]
-            sequence.made, sequence.computed = made, computed
+            self._decoding.leave(sequence)
         self._drop(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
