@@ -3,7 +3,8 @@
 
     FOREBAY_RIG=.../rig RIG_HOME=... python benchmarks/bench_prefix.py [NAME ...] [--rounds 2]
 
-NAME is `forebay-learned`, `forebay-exact` or a peer of the rig's `gateways.sh`. Starts two vLLM
+NAME is `forebay-learned`, `forebay-exact` (`:4` after it: four requests at once in an engine) or a
+peer of the rig's `gateways.sh`. Starts two vLLM
 whose KV caches together hold `--cache` of what all conversations come to, and sends the same
 conversations through each gateway in turn; before each run both caches are emptied. Prints what the
 engines say of cached tokens, and times to the first token, one line of JSON a run. With `--engines
@@ -40,6 +41,10 @@ GATEWAY = 8475
 BLOCK = 32
 SESSIONS, TURNS, SYSTEMS = 24, 6, 4
 SYSTEM_WORDS, USER_WORDS, ANSWER_WORDS = 620, 48, 18
+SAID = (
+    *("num_preemptions_total", "request_queue_time_seconds_sum", "request_success_total"),
+    *("request_prefill_time_seconds_sum", "request_decode_time_seconds_sum"),
+)
 NAMES = ("forebay-learned", "forebay-exact", "vllm-rr", "vllm-cache", "sglang-cache")
 WORDS = (
     *("river", "stone", "bridge", "water", "gate", "basin", "turbine", "flow", "level", "screen"),
@@ -55,8 +60,8 @@ pools:
     order: fcfs
     prefix: {{mode: {mode}{more}}}
     endpoints:
-      - {{name: a, engine: vllm, url: "http://127.0.0.1:{a}", events: {{address: "tcp://127.0.0.1:{ea}", replay: "tcp://127.0.0.1:{ra}"}}}}
-      - {{name: b, engine: vllm, url: "http://127.0.0.1:{b}", events: {{address: "tcp://127.0.0.1:{eb}", replay: "tcp://127.0.0.1:{rb}"}}}}
+      - {{name: a, engine: vllm, url: "http://127.0.0.1:{a}", events: {{address: "tcp://127.0.0.1:{ea}", replay: "tcp://127.0.0.1:{ra}"}}{limit}}}
+      - {{name: b, engine: vllm, url: "http://127.0.0.1:{b}", events: {{address: "tcp://127.0.0.1:{eb}", replay: "tcp://127.0.0.1:{rb}"}}{limit}}}
 """  # noqa: E501 - YAML
 
 
@@ -187,7 +192,9 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
             (await http.post(f"http://127.0.0.1:{port}/reset_prefix_cache")).raise_for_status()
         began = time.perf_counter()
         talks = enumerate(conversations(args.seed + round_))
+        before = [await engine_says(http, port) for port in ENGINES]
         told = await asyncio.gather(*(talk(http, m, n, args) for n, m in talks))
+        after = [await engine_says(http, port) for port in ENGINES]
     turns = sorted((turn for session in told for turn in session), key=lambda turn: turn.at)
     if args.log:
         with args.log.open("a") as file:
@@ -205,7 +212,22 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
         "ttft_p50_ms": round(statistics.median(ttft) * 1000, 1),
         "ttft_p95_ms": round(ttft[int(len(ttft) * 0.95)] * 1000, 1),
         "seconds": round(time.perf_counter() - began, 1),
+        "engines": [
+            {name: round(end.get(name, 0.0) - start.get(name, 0.0), 2) for name in SAID}
+            for start, end in zip(before, after, strict=True)
+        ],
     }
+
+
+async def engine_says(http: httpx.AsyncClient, port: int) -> dict[str, float]:
+    """Read an engine's own account of preemptions and of waiting inside it, in seconds."""
+    text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    told: dict[str, float] = {}
+    for line in text.splitlines():
+        name, value = line.partition("{")[0].removeprefix("vllm:"), line.rpartition(" ")[2]
+        if name in SAID:
+            told[name] = told.get(name, 0.0) + float(value)
+    return told
 
 
 def command_of(name: str, folder: Path) -> list[str]:
@@ -214,12 +236,14 @@ def command_of(name: str, folder: Path) -> list[str]:
     if not name.startswith("forebay"):
         urls = [f"http://127.0.0.1:{port}" for port in ENGINES]
         return [f"{os.environ['FOREBAY_RIG']}/gateways.sh", name, str(GATEWAY), *urls]
+    name, _, at_once = name.partition(":")
     exact = name == "forebay-exact"
     more = f", tokenizer: {os.environ['RIG_HOME']}/model/tiny, block_tokens: 32" if exact else ""
+    limit = f", max_in_flight: {at_once}" if at_once else ""
     ports = {"a": a, "b": b, "ea": a + 1000, "eb": b + 1000, "ra": a + 2000, "rb": b + 2000}
     config = folder / f"{name}.yaml"
     mode = name.removeprefix("forebay-")
-    config.write_text(CONFIG.format(port=GATEWAY, mode=mode, more=more, **ports))
+    config.write_text(CONFIG.format(port=GATEWAY, mode=mode, more=more, limit=limit, **ports))
     return [sys.executable, "-m", "forebay", "serve", "-c", str(config)]
 
 

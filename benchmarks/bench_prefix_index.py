@@ -28,6 +28,7 @@ from forebay.prefixcache.blocks import chain_text, root
 from forebay.prefixcache.events import read_frames
 from forebay.prefixcache.index import Index
 from forebay.prefixcache.recut import Recut
+from forebay.prefixcache.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,14 @@ def index_of(blocks: int) -> dict[str, object]:
     for number in range(8):
         index.store(f"e{number}", asked[: 32 * (number + 1)])
     found = timed(lambda: index.match(asked), 5000)
+    tiered = chain(rng, 256)
+    for number in range(8, 16):
+        told = tiered[: 32 * (number - 7)]
+        third = len(told) // 3
+        for tier in Tier:
+            end = None if tier is Tier.DISK else third * (tier + 1)
+            index.hold(f"e{number}", told[third * tier : end], tier)
+    weighed = timed(lambda: index.worth(tiered), 5000)
     began = time.perf_counter()
     gc.collect()
     collected = time.perf_counter() - began
@@ -78,6 +87,7 @@ def index_of(blocks: int) -> dict[str, object]:
         "index_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024,
         "store_100_blocks_longest_ms": round(longest * 1000, 2),
         "lookup_256_blocks_us": {"p50": round(found[2500], 1), "p99": round(found[4950], 1)},
+        "lookup_with_tiers_us": {"p50": round(weighed[2500], 1), "p99": round(weighed[4950], 1)},
         "gc_ms": round(collected * 1000, 2),
         "forget_endpoint_us": round(cleared, 1),
         "sweep_4096_blocks_us": round(swept, 1),
@@ -116,7 +126,7 @@ def reading(size: int, blocks: int) -> dict[str, object]:
         body = msgspec.msgpack.encode([1.0, [event], 0])
         frames.append([b"kv", number.to_bytes(8, "big"), body])
     gc.disable()
-    recut, stored, removed = Recut(64), dict[int, None](), dict[int, None]()
+    recut, stored, removed = Recut(64), dict[int, int](), dict[int, None]()
     began = time.process_time()
     for each in frames:
         for event in read_frames(each).events:

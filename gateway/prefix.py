@@ -14,6 +14,7 @@ from forebay.policies.score_hash_ring import HashRing
 from forebay.policies.score_least_tokens import LeastTokens
 from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
 from forebay.policies.score_weighted import Weighted
+from forebay.policies.stalls import Stalls
 from forebay.prefixcache.blocks import (
     BYTES_PER_TOKEN,
     BlockHash,
@@ -88,6 +89,7 @@ class PoolPrefix:
         )
         self.work = RecentWork()
         self.prefill = PrefillRate()
+        self.stalls = Stalls(self.prefill)
         self.numbers = Numbers()
         self._shared = Shared()
         self._endpoints: tuple[str, ...] = ()
@@ -201,7 +203,12 @@ class PoolPrefix:
         if section.policy == "least_load":
             return LeastTokens()
         return StickyUntilSaturated(
-            self.index, section.block_tokens, section.stickiness, self.work, self.prefill
+            self.index,
+            section.block_tokens,
+            section.stickiness,
+            self.work,
+            self.prefill,
+            stalls=self.stalls,
         )
 
     # -- naming ----------------------------------------------------------------------------------
@@ -350,6 +357,8 @@ class PoolPrefix:
         self.work.add(endpoint, left, placement.placed)
         whole = request.prompt_tokens_estimate // self.section.block_tokens
         mark = self.prefill.placed(endpoint, left, placement.placed)
+        if request.stream:
+            self.stalls.placed(endpoint, request.id, placement.placed)
         self._expected[request.id] = Expected(hit, sure / len(chain), min(whole, len(chain)), mark)
         self.predicted_tokens += hit
         if self.guard is not None:
@@ -370,6 +379,7 @@ class PoolPrefix:
             return
         self.learned.began(request.id, placement.endpoint, request.blocks)
         if now is not None and request.stream:
+            self.stalls.ended(placement.endpoint, request.id)
             expected = self._expected.get(request.id)
             if expected is not None:
                 self.prefill.began(placement.endpoint, expected.mark, now)
@@ -385,6 +395,7 @@ class PoolPrefix:
         expected = self._expected.pop(request.id, None)
         if expected is None:
             return
+        self.stalls.ended(endpoint, request.id)
         if outcome is not None and outcome.first_byte is not None and outcome.status == 200:
             self._answered(placement, outcome, now)
         self.learned.ended(request.id)
@@ -480,6 +491,7 @@ class PoolPrefix:
         self.epochs.pop(endpoint, None)
         self.work.forget(endpoint)
         self.prefill.forget(endpoint)
+        self.stalls.forget(endpoint)
         if self.warmer is not None:
             self.warmer.end(endpoint)
 

@@ -7,6 +7,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from .prefill_rate import PrefillRate
+from .stalls import Stalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from .contracts import EndpointView, Request
 
+_LATE = 0.25
+"""How much a token's time that an endpoint is late counts, against a token to prefill. With more of
+it fewer answers are late and more hits are lost; where nothing stalls it changes nothing."""
 _SCALE = 1000.0
 """The cost that scores one half; which endpoint is best does not depend on it."""
 
@@ -49,7 +53,9 @@ class StickyUntilSaturated:
 
     An endpoint's cost is `stickiness` times what it would have to prefill, plus the tokens in
     flight there and its recent prefill work. So a long hit is followed until its holder has had
-    that much more to do than the others; then another takes over and holds the prefix, too.
+    that much more to do than the others; then another takes over and holds the prefix, too. So does
+    it when the holder has stopped answering: what it is late counts as the prefill that it would
+    have done meanwhile, by a quarter of `stickiness`.
 
     Where the request's SLA class names a `ttft`, an endpoint is saturated for it once its first
     byte would come later than that, as the measured prefill rates foretell: it comes after all that
@@ -66,6 +72,7 @@ class StickyUntilSaturated:
     prefill: PrefillRate = field(default_factory=PrefillRate)
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
     """By SLA class, seconds within which a first byte must come."""
+    stalls: Stalls = field(default_factory=Stalls)
     name: str = "sticky_until_saturated"
 
     def __call__(
@@ -79,7 +86,8 @@ class StickyUntilSaturated:
         late: list[bool] = []
         for e in endpoints:
             uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
-            cost = self.stickiness * uncached + e.in_flight_tokens + work(e.name, now)
+            cost = self.stickiness * (uncached + _LATE * self.stalls.tokens(e.name, now))
+            cost += e.in_flight_tokens + work(e.name, now)
             scores.append(_SCALE / (_SCALE + cost))
             if limit is not None:
                 wait = self.prefill.wait(e.name, uncached, now)

@@ -288,7 +288,8 @@ class Index:
             slot = self._slots.get((endpoint, Source.EXACT))
             if slot is not None and slot.far:
                 near = self.depth(endpoint, chain, Source.EXPECTED)
-                worth[endpoint] = near + _worth(slot.blocks, chain, near, length)
+                if near < length:
+                    worth[endpoint] = near + _worth(slot.blocks, chain, near, length)
         return worth
 
     def depth(self, endpoint: str, chain: Sequence[BlockHash], source: Source) -> int:
@@ -388,12 +389,11 @@ class Index:
 
 def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:
     """Return what blocks low to high of a chain are worth, by their tiers in a slot."""
-    worth = 0.0
-    for tier in Tier:
-        end = _reach(own, chain, low, high, tier)
-        worth += WORTH[tier] * (end - low)
-        low = end
-    return worth
+    near = _reach(own, chain, low, high, Tier.GPU)
+    if near == high:
+        return high - low
+    middle = _reach(own, chain, near, high, Tier.HOST)
+    return near - low + WORTH[1] * (middle - near) + WORTH[2] * (high - middle)
 
 
 def _reach(
@@ -407,5 +407,5 @@ def _reach(
             low = middle + 1
         else:
             high = middle
-        middle = (low + high) // 2
+        middle = (low + high) >> 1
     return low

@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.prefill_rate import LEAST, PrefillRate
 from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
+from forebay.policies.stalls import Stalls
 from forebay.prefixcache.index import Index
 
 if TYPE_CHECKING:
@@ -145,3 +147,18 @@ def test_an_endpoint_that_was_never_measured_is_not_saturated(score: StickyUntil
     score.limits = {"fast": 0.001}
     rated = score(replace(request(), sla="fast"), (view("a"), view("c")), 0.0)
     assert rated[0] > rated[1]
+
+
+def test_a_holder_that_has_stopped_answering_is_left_until_it_goes_on():
+    index, prefill = Index(), PrefillRate()
+    stalls = Stalls(prefill)
+    score = StickyUntilSaturated(index, 25, prefill=prefill, stalls=stalls)
+    for name, tokens in (("a", 1000), ("b", 2000)) * LEAST:
+        prefill.began(name, prefill.placed(name, tokens, 0.0), tokens / 10_000)
+    index.store("a", CHAIN)
+    views = view("a"), view("b")
+    stalls.placed("a", "stuck", 1.0)
+    assert best(score, *views, now=1.1) == "a"
+    assert best(score, *views, now=60.0) == "b"
+    stalls.ended("a", "stuck")
+    assert best(score, *views, now=60.0) == "a"
