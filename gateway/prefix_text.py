@@ -74,7 +74,7 @@ def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:
     if isinstance(prompt, str):
         cut = _cut(prompt, size)
         return {"prompt": cut} if cut else None
-    if not isinstance(prompt, list):
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):  # type: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any JSON
         return None
     whole, comma, _ = _canonical(prompt)[:size].rpartition(b",")
     return {"prompt": msgspec.json.decode(whole + b"]")} if comma else None

@@ -154,6 +154,28 @@ def test_a_tenant_may_enter_only_so_many_new_blocks_a_minute():
     assert live.play(words(99, 10), tenant="b", now=2.0) == 640
 
 
+def test_a_tenant_that_floods_is_kept_to_its_share_of_the_endpoints_for_a_minute():
+    live = Live({"tenant_new_tokens": 6400}, tenants=TENANTS)
+
+    def went(tenant: str, now: float) -> set[str]:
+        chosen: set[str] = set()
+        for number in range(40):
+            request = live.request(words(500 + number), tenant=tenant, now=now)
+            placement = live.pool.dispatcher.submit(request, now)
+            assert placement is not None
+            live.prefix.work.add(placement.endpoint, 256, now)
+            live.pool.dispatcher.release(placement, now)
+            chosen.add(placement.endpoint)
+        return chosen
+
+    assert went("acme", 1.0) == {"e0", "e1"}
+    for number in range(30):
+        live.play(words(number, 10), tenant="acme", now=1.0)
+    assert len(went("acme", 2.0)) == 1
+    assert went("b", 2.0) == {"e0", "e1"}
+    assert went("acme", 90.0) == {"e0", "e1"}
+
+
 def test_one_tenant_alone_is_held_to_nothing():
     live = Live({"capacity_blocks": 100, "tenant_new_tokens": 64}, tenants=TENANTS[:1])
     assert live.prefix.learned.owners is None

@@ -7,6 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.adapters.registry import ADAPTERS
 from forebay.gateway import wire
@@ -86,6 +88,24 @@ def test_where_nothing_can_be_cut_nothing_is_kept():
     assert beginning(Route.RESPONSES, body({"input": "hello"}), 5) is None
     assert beginning(Route.CHAT, body({"messages": "odd"}), 5) is None
     assert beginning(Route.COMPLETIONS, body({"prompt": {"a": 1}}), 5) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["role", "content", "text", "x"]), inner, max_size=3)
+        ),
+        max_leaves=12,
+    ),
+    st.integers(0, 60),
+)
+def test_whatever_is_sent_is_cut_or_left(odd: object, size: int):
+    said = {"messages": odd, "prompt": odd, "system": odd, "tools": odd}
+    for route in (Route.CHAT, Route.COMPLETIONS, Route.MESSAGES, Route.RESPONSES):
+        cut = beginning(route, body(said), size)
+        assert cut is None or json.dumps(cut)
 
 
 def test_a_prompt_of_tokens_is_sent_as_those_tokens():

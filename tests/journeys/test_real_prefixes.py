@@ -215,6 +215,14 @@ def cached(usage: dict[str, Any]) -> int:
 LONG = " ".join(f"part {n} of what many ask;" for n in range(60))
 
 
+async def usable(gateway: Gateway) -> None:
+    """Wait until a probe has passed; a busy machine may let one fail before."""
+    async with asyncio.timeout(60):
+        await asyncio.sleep(1.5)
+        while not gateway.pool.endpoints["e0"].view.usable:  # noqa: ASYNC110 - set by no event
+            await asyncio.sleep(0.02)
+
+
 async def held(gateway: Gateway, least: int) -> None:
     prefix = gateway.pool.prefix
     assert prefix is not None
@@ -271,7 +279,7 @@ def test_a_restarted_engine_is_warm_before_its_first_caller(
     async def run() -> None:
         made = settings(kit, engine, model, mode=mode, events=events, warm={"rate": 4.0})
         async with kit.running(made) as gateway:
-            await asyncio.sleep(1.5)
+            await usable(gateway)
             for text in ("one", "two", "three", "four", "five"):
                 await ask(kit, gateway, f"{LONG} and {text} asks {text}")
                 await asyncio.sleep(0.5)
@@ -282,6 +290,7 @@ def test_a_restarted_engine_is_warm_before_its_first_caller(
             engine.kill()
             engine.start()
             await engine.ready()
+            await usable(gateway)
             async with asyncio.timeout(60):
                 while not prefix.warmer.results["warmed"]:  # noqa: ASYNC110 - likewise
                     await asyncio.sleep(0.02)
