@@ -30,7 +30,7 @@ from forebay.scheduler.lifecycle import Event, State, advance
 from forebay.scheduler.retry import MOVES_ON, Tries, again, may_retry
 
 from .answer_head import answer_head
-from .attempt import COMMENT_AFTER, Attempt
+from .attempt import Attempt
 from .dialects import dialect_of
 from .failing import final, last_event, not_started, shutting_down, told
 from .places import (
@@ -42,6 +42,7 @@ from .places import (
     next_place,
     reason_of,
 )
+from .time_limits import hold_stream, is_long_connecting, is_stalled
 
 if TYPE_CHECKING:
     from forebay.gateway.config.sections import Timeouts
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from .meter import Lease
     from .trials import Assigned
 
-_SHORT_BODY = 64 << 10
 _JSON = b"application/json"
 # Reading an enum's member costs 0.1 us in Python 3.11, and a call reads thirty of them.
 _RECEIVING, _QUEUED, _STREAMING = State.RECEIVING, State.QUEUED, State.STREAMING
@@ -307,57 +307,24 @@ class Relay:
         if attempt is None:
             return  # the pool expires what waits
         limits = self._inbound.timeouts or self._inbound.pool.section.timeouts
-        if self._state is not _STREAMING:
-            self._check_start(attempt, now, limits)
-        elif now - attempt.sent_at > limits.total:
-            _out_of_time(attempt, f"the answer took longer than {limits.total:g} s")
-        elif self._responder.slow:
-            attempt.last_bytes = now  # it is the caller that nothing can be sent to
-        elif now - attempt.last_bytes > limits.idle:
-            _out_of_time(attempt, f"the engine sent nothing for {limits.idle:g} s")
-        elif now - attempt.last_bytes < COMMENT_AFTER:
-            attempt.endpoint.health.good_bytes(attempt.last_bytes)
+        if self._state is _STREAMING:
+            hold_stream(attempt, limits, now, slow=self._responder.slow)
         else:
-            attempt.comment(now)
+            self._check_start(attempt, now, limits)
 
     def _check_start(self, attempt: Attempt, now: float, limits: Timeouts) -> None:
         """Hold the call to the limits that count until its first byte."""
         if now > self.request.deadline:
             waited = now - self.request.arrived
             self._reject(DeadlineExpired(f"no answer had begun after {waited:.1f} s"))
-        elif self._is_long_connecting(attempt, now):
+        elif is_long_connecting(attempt, self._inbound, self.request, now):
             error = EngineUnreachable(f"no connection within {limits.connect:g} s")
             self.failed(attempt, Verdict.BROKEN, error)
-        elif self._is_stalled(attempt, now) and self.leave(STALLED):
+        elif is_stalled(attempt, self._inbound, self.request, now) and self.leave(STALLED):
             return
         elif now - attempt.last_bytes > limits.first_byte:
             error = EngineFailed(f"the engine sent nothing for {limits.first_byte:g} s", status=504)
             self.failed(attempt, Verdict.BROKEN, error, sent=True)
-
-    def _is_stalled(self, attempt: Attempt, now: float) -> bool:
-        """Whether a stream in an arm on trial has had no byte for too long."""
-        trial = self._inbound.trial
-        return (
-            trial is not None
-            and bool(self._inbound.places)
-            and self.request.stream
-            and now - attempt.sent_at > trial.trial.section.stall
-        )
-
-    def _is_long_connecting(self, attempt: Attempt, now: float) -> bool:
-        """Whether a class's own time to connect is over; the pool's is kept by its connections.
-
-        A long body may be under way when it looks as if nothing was sent: those are left to the
-        pool's limit.
-        """
-        own = self._inbound.timeouts
-        return (
-            own is not None
-            and attempt.stream is not None
-            and not attempt.sent
-            and self.request.body_bytes <= _SHORT_BODY
-            and now - attempt.sent_at > own.connect
-        )
 
     def caller_left(self) -> None:
         """Stop the engine and settle: nobody is there any more."""
@@ -421,8 +388,3 @@ class Relay:
         self._app.active.discard(self)
         if attempt is not None:
             pool.release(attempt.placement, now, outcome)
-
-
-def _out_of_time(attempt: Attempt, text: str) -> None:
-    attempt.stop()
-    attempt.break_off(EngineFailed(text, status=504, code="engine_timeout"))
