@@ -16,8 +16,9 @@ from .attention.layout import PagedCache, Rule
 from .attention.merge import merge_states
 from .attention.mla import mla_decode
 from .attention.prefill import paged_prefill
+from .sampling.rejection import rejection_sample
 
-__all__ = ["merge", "mla", "decode", "prefill", "write"]  # noqa: RUF022 - order of the file
+__all__ = ["decode", "merge", "mla", "prefill", "reject", "write"]
 
 
 @torch.library.custom_op("forebay::write_cache", mutates_args=("key_cache", "value_cache"))
@@ -135,6 +136,43 @@ def merge(
 ) -> None:
     """Merge two states into `out` and `lse`, see `merge_states`."""
     merge_states(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, out=out, lse=lse)
+
+
+@torch.library.custom_op("forebay::rejection_sample", mutates_args=())
+def reject(
+    logits: torch.Tensor,
+    draft: torch.Tensor,
+    cu_draft: torch.Tensor,
+    most: int,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    places: torch.Tensor,
+    draft_probs: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept drafts, see `rejection_sample`."""
+    return rejection_sample(
+        logits=logits, draft=draft, cu_draft=cu_draft, most=most, temperature=temperature,
+        seeds=seeds, places=places, draft_probs=draft_probs,
+    )  # fmt: skip
+
+
+@reject.register_fake
+def _reject_shapes(
+    logits: torch.Tensor,
+    draft: torch.Tensor,
+    cu_draft: torch.Tensor,
+    most: int,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    places: torch.Tensor,
+    draft_probs: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del draft, temperature, seeds, places, draft_probs
+    sequences = cu_draft.shape[0] - 1
+    return (
+        logits.new_empty((sequences, most + 1), dtype=torch.int32),
+        logits.new_empty((sequences,), dtype=torch.int32),
+    )
 
 
 for _op in (write, decode, prefill, mla, merge):

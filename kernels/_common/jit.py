@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "first_item",
     "load_pages",
+    "next_item",
     "online_softmax",
     "page_rows",
     "query_rows",
@@ -207,3 +209,25 @@ def split_of(length, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N
     )
     chunk = tl.maximum(chunk, BLOCK_N)
     return tl.maximum(tl.cdiv(length, chunk), 1), chunk
+
+
+@triton.jit
+def first_item(parts_ptr, column):
+    """First item of a plan's column: sequence (-1: none), start, end, count; its index; last."""
+    record = parts_ptr + column * 8
+    b = tl.load(record)
+    start = tl.load(record + 1)
+    end = tl.load(record + 2)
+    count = tl.load(record + 3)
+    return b, start, end, count, tl.load(record + 4), tl.load(record + 5)
+
+
+@triton.jit
+def next_item(items_ptr, item, last):
+    """Sequence, start, end and count of the item after this one; zeros past the last."""
+    at = items_ptr + (item + 1) * 4
+    more = item + 1 < last
+    b = tl.load(at, mask=more, other=0)
+    start = tl.load(at + 1, mask=more, other=0)
+    end = tl.load(at + 2, mask=more, other=0)
+    return b, start, end, tl.load(at + 3, mask=more, other=0)

@@ -11,7 +11,6 @@ The launch side: settings, workspace, plan and the op. The two stages are in dec
 from dataclasses import asdict, dataclass
 
 import torch
-import triton.language as tl
 
 from forebay.kernels._common.host import (
     LOG2E,
@@ -22,9 +21,11 @@ from forebay.kernels._common.host import (
     starts_early,
 )
 
-from .decode_kernels import decode_merge_kernel, decode_split_kernel
+from .decode_kernels import decode_split_kernel
+from .launch import constants, strides
 from .layout import PagedCache, Rule
 from .splits import MIN_TOKENS, Plan, Policy, StaticSplits, make_plan, static_splits
+from .states import decode_merge_kernel
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
@@ -36,6 +37,8 @@ class DecodeConfig:
     """Launch settings of stage 1.
 
     resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
+    fused: items of a sequence, on average, up to which the last program merges them; 0: never.
+    hoist: let the compiler work out before the loop over items what does not change in it.
     """
 
     block_m: int
@@ -45,14 +48,20 @@ class DecodeConfig:
     resident: int
     peel: bool = True
     min_tokens: int = MIN_TOKENS
+    fused: int = 8
+    hoist: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Room for the splits' states; allocate the largest once and pass it to every call."""
+    """Room for the splits' states; allocate the largest once and pass it to every call.
+
+    arrived: for each sequence and program's rows how many items are done; zero between calls.
+    """
 
     out: torch.Tensor
     lse: torch.Tensor
+    arrived: torch.Tensor
 
     @classmethod
     def allocate(
@@ -63,20 +72,8 @@ class Workspace:
         return cls(
             torch.empty(rows * value_dim, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
         )
-
-
-def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str]:
-    """Type the dots run in and their fp32 precision.
-
-    An 8-bit cache computes in fp16, to which both int8 and e4m3 convert in few instructions; a bf16
-    query must then lie inside fp16's range, which rotated and normalised queries do.
-    """
-    if query.dtype == torch.float32:
-        return tl.float32, "ieee"
-    if cache.is_quantised:
-        return tl.float16, "tf32"
-    return (tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16), "tf32"
 
 
 def decode_config(
@@ -225,36 +222,27 @@ def paged_decode(
             "workspace is too small for this step",
         )
     use_pdl = starts_early(query.device) and (pdl is None or pdl)
-    compute, precision = compute_dtype(query, cache)
     table, indptr, stride_table = cache.index()
-    key_scale, value_scale = cache.key_scale, cache.value_scale
     scale = dim**-0.5 if scale is None else scale
-    # A soft cap needs the plain score, so there log2(e) is taken in after it, through the cap.
-    capped = rule.soft_cap > 0.0
-    block_v = next_power_of_2(value_dim)
+    fixed = constants(query, cache, rule)
     # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
-    words = cache.is_quantised and config.block_m < 64 and compute is tl.float16
+    words = cache.is_quantised and config.block_m < 64 and query.dtype != torch.float32
     words = words and value_dim % 4 == 0
+    fused = split and items <= config.fused * sequences
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
     decode_split_kernel[grid](
-        query, cache.key, cache.value, key_scale, value_scale, out, lse,
+        query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
         workspace.out if workspace else None, workspace.lse if workspace else None,
-        table, indptr, cache.seq_lens, cu_query,
-        plan.items if plan else None, plan.parts if plan else None, rule.tree, rule.sinks,
-        scale * LOG2E, rule.soft_cap * LOG2E, max_query_len, *sums, stride_table,
-        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        *cache.key.stride()[:3], *cache.value.stride()[:3],
-        *(key_scale.stride() if key_scale is not None else (0, 0, 0)),
-        KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, HEAD_DIM=dim, VALUE_DIM=value_dim,
-        PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens, SOFT_CAP=capped,
-        QUANT=cache.is_quantised, WORDS=words, ASM=query.device.type != "cpu",
-        SPLIT=split, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
-        PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        BLOCK_D=next_power_of_2(dim),
-        BLOCK_V=block_v, num_warps=config.num_warps, num_stages=config.num_stages,
-        launch_pdl=use_pdl,
+        workspace.arrived if fused else None, table, indptr, cache.seq_lens, cu_query,
+        plan.items if plan else None, plan.first if plan else None, plan.parts if plan else None,
+        rule.tree, rule.sinks, scale * LOG2E, rule.soft_cap * LOG2E, max_query_len, *sums,
+        stride_table, *strides(query, cache, out), **fixed, WORDS=words,
+        SPLIT=split, PDL=use_pdl, PEEL=config.peel, HOIST=config.hoist,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
     )  # fmt: skip
-    if split:
+    if split and not fused:
+        block_v = fixed["BLOCK_V"]
         decode_merge_kernel[(heads, max_query_len, sequences)](
             out, lse, workspace.out, workspace.lse, cache.seq_lens, cu_query,
             plan.first if plan else None, max_query_len, *sums, out.stride(0), out.stride(1),

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, C901, N803, N806, PLR0913, PLR0915, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Paged decode attention with split-KV: one new token a sequence, or up to 64 to verify.
 
@@ -18,11 +18,19 @@ come from a kernel that lets its successor start early; ours that do so write ca
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.jit import load_pages, query_rows, split_of, visible_start
+from forebay.kernels._common.jit import (
+    first_item,
+    load_pages,
+    next_item,
+    query_rows,
+    split_of,
+    visible_start,
+)
 
+from .states import merge_if_last
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
-__all__ = ["decode_merge_kernel", "decode_split_kernel"]
+__all__ = ["decode_split_kernel"]
 
 
 @triton.jit
@@ -36,6 +44,7 @@ def attend_item(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
+    arrived_ptr,
     table_ptr,
     indptr_ptr,
     seq_lens_ptr,
@@ -49,6 +58,7 @@ def attend_item(
     end,
     count,
     item,
+    first_of,
     scale_log2,
     cap,
     max_query,
@@ -153,6 +163,13 @@ def attend_item(
             acc, factor, part_out_ptr, part_at * VALUE_DIM, row_valid, VALUE_DIM, BLOCK_V, WORDS
         )
         tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
+        if arrived_ptr is not None:
+            rows_of = b * tl.num_programs(0) + tl.program_id(0)
+            merge_if_last(
+                out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, arrived_ptr + rows_of, first_of,
+                count, max_query, q_start, row_token, row_head, row_valid,
+                stride_out_token, stride_out_head, heads, VALUE_DIM, BLOCK_M, BLOCK_V,
+            )  # fmt: skip
 
 
 @triton.jit(
@@ -175,11 +192,13 @@ def decode_split_kernel(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
+    arrived_ptr,
     table_ptr,
     indptr_ptr,
     seq_lens_ptr,
     cu_query_ptr,
     items_ptr,
+    first_ptr,
     parts_ptr,
     tree_ptr,
     sinks_ptr,
@@ -220,6 +239,7 @@ def decode_split_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
     PEEL: tl.constexpr,
+    HOIST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -246,31 +266,28 @@ def decode_split_kernel(
         first = b * max_splits + split
         last = first + 1
     else:
-        record = parts_ptr + tl.program_id(1) * 8
-        b = tl.load(record)
+        b, start, end, count, first, last = first_item(parts_ptr, tl.program_id(1))
         if b < 0:
             if PDL:
                 tl.extra.cuda.gdc_wait()
             return
-        start = tl.load(record + 1)
-        end = tl.load(record + 2)
-        count = tl.load(record + 3)
-        first = tl.load(record + 4)
-        last = tl.load(record + 5)
     k_ptr += kv_head * stride_k_head
     v_ptr += kv_head * stride_v_head
     if QUANT:
         k_scale_ptr += kv_head * stride_s_head
         v_scale_ptr += kv_head * stride_s_head
     # What is worked out before the loop would sit in registers through every tile.
-    for item in tl.range(first, last, disable_licm=True):
+    for item in tl.range(first, last, disable_licm=not HOIST):
         _q_start, q_len = query_rows(cu_query_ptr, b, max_query)
         if row_block * BLOCK_M < q_len * GROUP:
+            first_of = b * max_splits
+            if first_ptr is not None:
+                first_of = tl.load(first_ptr + b)
             attend_item(
                 q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr,
-                part_out_ptr, part_lse_ptr, table_ptr, indptr_ptr, seq_lens_ptr, cu_query_ptr,
-                tree_ptr, sinks_ptr, kv_head, row_block, b, start, end, count, item,
-                scale_log2, cap, max_query, stride_table,
+                part_out_ptr, part_lse_ptr, arrived_ptr, table_ptr, indptr_ptr, seq_lens_ptr,
+                cu_query_ptr, tree_ptr, sinks_ptr, kv_head, row_block, b, start, end, count, item,
+                first_of, scale_log2, cap, max_query, stride_table,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
@@ -279,91 +296,4 @@ def decode_split_kernel(
                 BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V,
             )  # fmt: skip
         if parts_ptr is not None:
-            more = item + 1 < last
-            b = tl.load(items_ptr + (item + 1) * 4, mask=more, other=0)
-            start = tl.load(items_ptr + (item + 1) * 4 + 1, mask=more, other=0)
-            end = tl.load(items_ptr + (item + 1) * 4 + 2, mask=more, other=0)
-            count = tl.load(items_ptr + (item + 1) * 4 + 3, mask=more, other=0)
-
-
-@triton.jit(
-    do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"]
-)
-def decode_merge_kernel(
-    out_ptr,
-    lse_ptr,
-    part_out_ptr,
-    part_lse_ptr,
-    seq_lens_ptr,
-    cu_query_ptr,
-    first_ptr,
-    max_query,
-    max_splits,
-    min_tokens,
-    single_below,
-    fixed_tokens,
-    stride_out_token,
-    stride_out_head,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PDL: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """Stage 2: merge the states of one query row and head, if its sequence was cut."""
-    head = tl.program_id(0)
-    token = tl.program_id(1)
-    b = tl.program_id(2)
-    q_start, q_len = query_rows(cu_query_ptr, b, max_query)
-    if first_ptr is None:
-        seq_len = tl.load(seq_lens_ptr + b)
-        length = seq_len - visible_start(seq_len, q_len, WINDOW, BLOCK_N)
-        count, _chunk = split_of(
-            length, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N
-        )
-        first = b * max_splits
-    else:
-        first = tl.load(first_ptr + b)
-        count = tl.load(first_ptr + b + 1) - first
-    # Wait even where there is nothing to do: what follows in the stream waits for this kernel
-    # alone, so it must not end before stage 1 has.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    if (token >= q_len) | (count == 1):
-        return
-    offs_s = tl.arange(0, BLOCK_S)
-    offs_v = tl.arange(0, BLOCK_V)
-    m = tl.full([1], float("-inf"), dtype=tl.float32)
-    norm = tl.zeros([1], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for s in range(0, count, BLOCK_S):
-        split = s + offs_s
-        keep = split < count
-        at = ((first + split).to(tl.int64) * max_query + token) * HEADS + head
-        lse2 = tl.load(part_lse_ptr + at, mask=keep, other=float("-inf"))
-        part = tl.load(
-            part_out_ptr + at[:, None] * VALUE_DIM + offs_v[None, :],
-            mask=keep[:, None] & (offs_v < VALUE_DIM)[None, :],
-            other=0.0,
-        )  # [BLOCK_S, BLOCK_V]
-        m_new = tl.maximum(m, tl.max(lse2, 0))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        weights = tl.exp2(lse2 - m_safe)
-        rescale = tl.exp2(m - m_safe)
-        acc = acc * rescale + tl.sum(part * weights[:, None], 0)
-        norm = norm * rescale + tl.sum(weights, 0)
-        m = m_new
-    safe_norm = tl.where(norm == 0.0, 1.0, norm)
-    acc = acc / safe_norm
-    row = (q_start + token).to(tl.int64)
-    tl.store(
-        out_ptr + row * stride_out_token + head * stride_out_head + offs_v,
-        acc.to(out_ptr.dtype.element_ty),
-        mask=offs_v < VALUE_DIM,
-    )
-    if lse_ptr is not None:
-        lse = tl.where(norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453)
-        tl.store(lse_ptr + row * HEADS + head + tl.arange(0, 1), lse)
+            b, start, end, count = next_item(items_ptr, item, last)

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from forebay.kernels._common.jit import split_of
+from forebay.kernels._common.jit import first_item, next_item, split_of
 
 __all__ = ["mla_hopper_kernel"]
 
@@ -106,15 +106,9 @@ def mla_hopper_kernel(
         first = b * max_splits + split
         last = first + 1
     else:
-        record = parts_ptr + gl.program_id(1) * 8
-        b = gl.load(record)
+        b, start, end, count, first, last = first_item(parts_ptr, gl.program_id(1))
         if b < 0:
             return
-        start = gl.load(record + 1)
-        end = gl.load(record + 2)
-        count = gl.load(record + 3)
-        first = gl.load(record + 4)
-        last = gl.load(record + 5)
 
     q_tile = gl.allocate_shared_memory(DTYPE, [BLOCK_M, LATENT], SHARED)
     q_rope = gl.allocate_shared_memory(DTYPE, [BLOCK_M, ROPE], SHARED)
@@ -218,8 +212,4 @@ def mla_hopper_kernel(
             lse_row = (gl.cast(item, gl.int64) * max_query + rows // HEADS) * HEADS + rows % HEADS
             gl.store(part_lse_ptr + lse_row, lse2, mask=lse_keep)
         if parts_ptr is not None:
-            more = item + 1 < last
-            b = gl.load(items_ptr + (item + 1) * 4, mask=more, other=0)
-            start = gl.load(items_ptr + (item + 1) * 4 + 1, mask=more, other=0)
-            end = gl.load(items_ptr + (item + 1) * 4 + 2, mask=more, other=0)
-            count = gl.load(items_ptr + (item + 1) * 4 + 3, mask=more, other=0)
+            b, start, end, count = next_item(items_ptr, item, last)

@@ -12,7 +12,16 @@ row's output: each works out all scores and multiplies them with its own columns
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.jit import load_pages, online_softmax, page_rows, split_of
+from forebay.kernels._common.jit import (
+    first_item,
+    load_pages,
+    next_item,
+    online_softmax,
+    page_rows,
+    split_of,
+)
+
+from .states import merge_if_last
 
 __all__ = ["mla_split_kernel"]
 
@@ -73,6 +82,7 @@ def attend_latent(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
+    arrived_ptr,
     table_ptr,
     seq_lens_ptr,
     row_block,
@@ -82,6 +92,7 @@ def attend_latent(
     end,
     count,
     item,
+    first_of,
     scale_log2,
     latent_scale,
     max_query,
@@ -155,6 +166,13 @@ def attend_latent(
         tl.store(part_out_ptr + at[:, None] + offs_v[None, :], acc, mask=keep)
         if mine == 0:
             tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
+        if arrived_ptr is not None:
+            rows_of = b * tl.num_programs(0) + tl.program_id(0)
+            merge_if_last(
+                out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, arrived_ptr + rows_of, first_of,
+                count, max_query, b * max_query, row_token, row_head, row_valid,
+                stride_out_token, stride_out_head, HEADS, LATENT, BLOCK_M, LATENT,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["max_splits", "min_tokens", "max_query", "stride_table"])
@@ -165,9 +183,11 @@ def mla_split_kernel(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
+    arrived_ptr,
     table_ptr,
     seq_lens_ptr,
     items_ptr,
+    first_ptr,
     parts_ptr,
     scale_log2,
     latent_scale,
@@ -211,27 +231,20 @@ def mla_split_kernel(
         first = b * max_splits + split
         last = first + 1
     else:
-        record = parts_ptr + tl.program_id(1) * 8
-        b = tl.load(record)
+        b, start, end, count, first, last = first_item(parts_ptr, tl.program_id(1))
         if b < 0:
             return
-        start = tl.load(record + 1)
-        end = tl.load(record + 2)
-        count = tl.load(record + 3)
-        first = tl.load(record + 4)
-        last = tl.load(record + 5)
     # What is worked out before the loop would sit in registers through every tile.
     for item in tl.range(first, last, disable_licm=True):
+        first_of = b * max_splits
+        if first_ptr is not None:
+            first_of = tl.load(first_ptr + b)
         attend_latent(
-            q_ptr, cache_ptr, out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, table_ptr,
-            seq_lens_ptr, row_block, mine, b, start, end, count, item, scale_log2, latent_scale,
-            max_query, stride_table, stride_q_token, stride_q_head, stride_out_token,
+            q_ptr, cache_ptr, out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, arrived_ptr, table_ptr,
+            seq_lens_ptr, row_block, mine, b, start, end, count, item, first_of, scale_log2,
+            latent_scale, max_query, stride_table, stride_q_token, stride_q_head, stride_out_token,
             stride_out_head, stride_page, stride_slot,
             HEADS, LATENT, ROPE, PARTS, PAGE, SPLIT, COMPUTE, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         if parts_ptr is not None:
-            more = item + 1 < last
-            b = tl.load(items_ptr + (item + 1) * 4, mask=more, other=0)
-            start = tl.load(items_ptr + (item + 1) * 4 + 1, mask=more, other=0)
-            end = tl.load(items_ptr + (item + 1) * 4 + 2, mask=more, other=0)
-            count = tl.load(items_ptr + (item + 1) * 4 + 3, mask=more, other=0)
+            b, start, end, count = next_item(items_ptr, item, last)

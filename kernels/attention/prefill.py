@@ -20,7 +20,7 @@ import triton.language as tl
 from forebay.kernels._common.host import LOG2E, check, config_for, next_power_of_2
 from forebay.kernels._common.jit import load_pages
 
-from .decode import compute_dtype
+from .launch import constants, strides
 from .layout import PagedCache, Rule
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
@@ -220,25 +220,14 @@ def paged_prefill(
     if tokens == 0:
         return out
     blocks = tokens // (config.block_m // group) + sequences
-    compute, precision = compute_dtype(query, cache)
     table, indptr, stride_table = cache.index()
     scale = dim**-0.5 if scale is None else scale
-    key_scale = cache.key_scale
     prefill_kernel[(cache.kv_heads * blocks,)](
-        query, cache.key, cache.value, key_scale, cache.value_scale, out, lse,
+        query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
         table, indptr, cache.seq_lens, cu_query, rule.sinks,
         scale * LOG2E, rule.soft_cap * LOG2E, sequences, blocks, stride_table,
-        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        *cache.key.stride()[:3], *cache.value.stride()[:3],
-        *(key_scale.stride() if key_scale is not None else (0, 0, 0)),
-        KV_HEADS=cache.kv_heads, GROUP=group, HEAD_DIM=dim, VALUE_DIM=value_dim,
-        PAGE=cache.page, WINDOW=rule.window, SINK_TOKENS=rule.sink_tokens,
-        SOFT_CAP=rule.soft_cap > 0.0, QUANT=cache.is_quantised,
-        ASM=query.device.type != "cpu",
-        COMPUTE=compute, PRECISION=precision,
+        *strides(query, cache, out), **constants(query, cache, rule),
         PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        BLOCK_D=next_power_of_2(dim),
-        BLOCK_V=next_power_of_2(value_dim),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out

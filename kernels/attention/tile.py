@@ -257,6 +257,8 @@ def attend_range(
                 HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
             )  # fmt: skip
     if PEEL:
+        # Read here for the loop after this one: carried through, they would be loaded twice a tile.
+        tail_pages = load_pages(row_ptr, whole, end, PAGE, BLOCK_N)
         for n in tl.range(start, whole, BLOCK_N):
             ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
             acc, m, norm = attend_tile(
@@ -269,6 +271,7 @@ def attend_range(
             )  # fmt: skip
             pages = ahead
         start = whole
+        pages = tail_pages
     for n in tl.range(start, end, BLOCK_N):
         ahead = load_pages(row_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
         acc, m, norm = attend_tile(

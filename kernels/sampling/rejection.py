@@ -5,12 +5,13 @@
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Accept drafts against the target's logits, without changing what is sampled.
 
-Three launches. `stats`: one pass over all logits, split over chunks of the vocabulary, for each
-row's maximum, argmax and sum of exponentials in base 2. `walk`: one program a sequence accepts from
-the first guess on and stops at the first that fails. `residual`: only the row at which a sequence
-stopped is read again, in chunks, for an exponential race: the greatest (p - q)+ / e with e ~ Exp(1)
-is a draw from the residual, so no sum over it and no second pass are needed. One row a sequence,
-not K.
+Three launches, each begun while the one before still runs, and nothing else. `stats`: one pass over
+all logits, split over chunks of the vocabulary, for each row's maximum, argmax and sum of
+exponentials in base 2. `walk`: one program a sequence accepts from the first guess on and stops at
+the first that fails. `residual`: only the row at which a sequence stopped is read again, in chunks,
+for an exponential race: the greatest (p - q)+ / e with e ~ Exp(1) is a draw from the residual, so
+no sum over it and no second pass are needed; the chunk that ends last takes the winner. One row a
+sequence, not K.
 
 Random numbers are Philox by (seed, place in the answer, use), so a sequence's tokens do not depend
 on its batch, nor on how many guesses were refused. Filters (top-k, top-p, penalties, masks) belong
@@ -21,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.host import LOG2E, check, next_power_of_2
+from forebay.kernels._common.host import check, next_power_of_2, starts_early
 
 __all__ = ["rejection_sample"]
 
@@ -30,10 +31,17 @@ _USES = tl.constexpr(2)  # of a place's random numbers: keep, and race
 
 
 @triton.jit
+def base2_scale(temperature_ptr, b):
+    """log2(e) / temperature of a sequence; 0 stands for greedy, of which only argmaxes matter."""
+    temperature = tl.load(temperature_ptr + b)
+    return tl.where(temperature > 0.0, 1.4426950408889634 / tl.maximum(temperature, 1e-6), 0.0)
+
+
+@triton.jit
 def rejection_stats_kernel(
     logits_ptr,
-    scale_ptr,
-    row_sequence_ptr,
+    cu_draft_ptr,
+    temperature_ptr,
     part_max_ptr,
     part_arg_ptr,
     part_sum_ptr,
@@ -41,24 +49,30 @@ def rejection_stats_kernel(
     stride_logits,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Maximum, argmax and sum of `2 ** (logit * scale - max)` of one chunk of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
+    chunk = tl.program_id(0)
+    b = tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    start = tl.load(cu_draft_ptr + b)
+    if tl.program_id(1) > tl.load(cu_draft_ptr + b + 1) - start:
+        return
+    row = (start + b + tl.program_id(1)).to(tl.int64)
     offs = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = offs < vocab
-    scale = tl.load(scale_ptr + tl.load(row_sequence_ptr + row))
     x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
     x = x.to(tl.float32)
+    scale = base2_scale(temperature_ptr, b)
     top = tl.max(x, 0)
     first = tl.min(tl.where((x == top) & inside, offs, 2147483647), 0)
-    # scale 0 stands for greedy: only the argmax is wanted of such rows.
-    shifted = tl.where(inside & (x > float("-inf")), (x - top) * scale, float("-inf"))
-    total = tl.sum(tl.exp2(shifted), 0)
+    shifted = tl.where(x > float("-inf"), (x - top) * scale, float("-inf"))
     at = row * CHUNKS + chunk
     tl.store(part_max_ptr + at, top)
     tl.store(part_arg_ptr + at, first)
-    tl.store(part_sum_ptr + at, total)
+    tl.store(part_sum_ptr + at, tl.sum(tl.exp2(shifted), 0))
 
 
 @triton.jit
@@ -89,7 +103,7 @@ def rejection_walk_kernel(
     draft_ptr,
     cu_draft_ptr,
     draft_probs_ptr,
-    scale_ptr,
+    temperature_ptr,
     seed_ptr,
     place_ptr,
     part_max_ptr,
@@ -97,17 +111,23 @@ def rejection_walk_kernel(
     part_sum_ptr,
     out_ptr,
     accepted_ptr,
+    arrived_ptr,
+    most,
     stride_logits,
     stride_probs,
-    stride_out,
     CHUNKS: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Accept one sequence's guesses up to the first that fails; greedy ones are done then."""
     b = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     start = tl.load(cu_draft_ptr + b)
     count = tl.load(cu_draft_ptr + b + 1) - start
-    scale = tl.load(scale_ptr + b)
+    scale = base2_scale(temperature_ptr, b)
     seed = tl.load(seed_ptr + b)
     place = tl.load(place_ptr + b)
     kept = 0
@@ -129,15 +149,19 @@ def rejection_walk_kernel(
             coin = tl.rand(seed, (place + kept) * _USES)
             going = tl.where((chance > 0.0) & (coin * q < chance), 1, 0)
         if going == 1:
-            tl.store(out_ptr + b * stride_out + kept, token.to(tl.int32))
             kept += 1
-    tl.store(accepted_ptr + b, kept)
+    last = -1
     if scale == 0.0:
         row = (start + b + kept).to(tl.int64)
-        top, best, total = row_state(
+        top, last, total = row_state(
             part_max_ptr, part_arg_ptr, part_sum_ptr, row, scale, CHUNKS, BLOCK_C
         )
-        tl.store(out_ptr + b * stride_out + kept, best)
+    offs = tl.arange(0, BLOCK_K)
+    tokens = tl.load(draft_ptr + start + offs, mask=offs < kept, other=-1)
+    tokens = tl.where(offs == kept, last, tokens.to(tl.int32))
+    tl.store(out_ptr + b * (most + 1) + offs, tokens, mask=offs <= most)
+    tl.store(accepted_ptr + b, kept)
+    tl.store(arrived_ptr + b, 0)
 
 
 @triton.jit
@@ -146,26 +170,33 @@ def rejection_residual_kernel(
     draft_ptr,
     cu_draft_ptr,
     draft_probs_ptr,
-    scale_ptr,
+    temperature_ptr,
     seed_ptr,
     place_ptr,
     part_max_ptr,
     part_arg_ptr,
     part_sum_ptr,
+    out_ptr,
     accepted_ptr,
+    arrived_ptr,
     race_key_ptr,
     race_arg_ptr,
     vocab,
+    most,
     stride_logits,
     stride_probs,
     CHUNKS: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Run one chunk of the race for the token after the accepted ones."""
-    b = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    scale = tl.load(scale_ptr + b)
+    chunk = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    scale = base2_scale(temperature_ptr, b)
     if scale == 0.0:
         return
     start = tl.load(cu_draft_ptr + b)
@@ -197,29 +228,15 @@ def rejection_residual_kernel(
     first = tl.min(tl.where((key == best) & inside, offs, 2147483647), 0)
     tl.store(race_key_ptr + b * CHUNKS + chunk, best)
     tl.store(race_arg_ptr + b * CHUNKS + chunk, first)
-
-
-@triton.jit
-def rejection_finish_kernel(
-    scale_ptr,
-    accepted_ptr,
-    race_key_ptr,
-    race_arg_ptr,
-    out_ptr,
-    stride_out,
-    CHUNKS: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Take the winner over the chunks."""
-    b = tl.program_id(0).to(tl.int64)
-    if tl.load(scale_ptr + b) == 0.0:
-        return
-    offs = tl.arange(0, BLOCK_C)
-    inside = offs < CHUNKS
-    keys = tl.load(race_key_ptr + b * CHUNKS + offs, mask=inside, other=-2.0)
-    args = tl.load(race_arg_ptr + b * CHUNKS + offs, mask=inside, other=2147483647)
-    best = tl.min(tl.where((keys == tl.max(keys, 0)) & inside, args, 2147483647), 0)
-    tl.store(out_ptr + b * stride_out + tl.load(accepted_ptr + b), best)
+    # Both must be out before the counter says so; what others stored is read past L1.
+    tl.debug_barrier()
+    if tl.atomic_add(arrived_ptr + b, 1) == CHUNKS - 1:
+        each = tl.arange(0, BLOCK_C)
+        at = b * CHUNKS + each
+        keys = tl.load(race_key_ptr + at, mask=each < CHUNKS, other=-2.0, cache_modifier=".cg")
+        args = tl.load(race_arg_ptr + at, mask=each < CHUNKS, other=0, cache_modifier=".cg")
+        winner = tl.min(tl.where(keys == tl.max(keys, 0), args, 2147483647), 0)
+        tl.store(out_ptr + b * (most + 1) + kept, winner)
 
 
 def rejection_sample(
@@ -254,38 +271,35 @@ def rejection_sample(
         "draft_probs must be [guesses, vocab]",
     )
     device = logits.device
-    out = torch.full((sequences, most + 1), -1, dtype=torch.int32, device=device)
-    accepted = torch.zeros(sequences, dtype=torch.int32, device=device)
+    out = torch.empty((sequences, most + 1), dtype=torch.int32, device=device)
+    accepted = torch.empty(sequences, dtype=torch.int32, device=device)
     if not sequences:
         return out, accepted
     block = min(chunk, next_power_of_2(vocab))
     chunks = -(-vocab // block)
-    block_c = next_power_of_2(chunks)
-    scale = torch.where(temperature > 0, LOG2E / temperature.clamp(min=1e-6), 0.0).float()
-    # Which sequence a row belongs to, without reading a length: rows at or past each one's start.
-    starts = cu_draft[1:].long() + torch.arange(1, sequences + 1, device=device)
-    sequence_of = torch.bucketize(torch.arange(rows, device=device), starts, right=True)
-    part = torch.empty(2, rows * chunks, dtype=torch.float32, device=device)
+    part = torch.empty((2, rows * chunks), dtype=torch.float32, device=device)
     part_arg = torch.empty(rows * chunks, dtype=torch.int32, device=device)
     race = torch.empty(sequences * chunks, dtype=torch.float32, device=device)
-    race_arg = torch.empty(sequences * chunks, dtype=torch.int32, device=device)
+    race_arg = torch.empty((chunks + 1) * sequences, dtype=torch.int32, device=device)
+    arrived = race_arg[chunks * sequences :]
     parts = (part[0], part_arg, part[1])
     stride_probs = 0 if draft_probs is None else draft_probs.stride(0)
-    rejection_stats_kernel[(rows, chunks)](
-        logits, scale, sequence_of, *parts, vocab, logits.stride(0),
-        CHUNKS=chunks, BLOCK=block, num_warps=8 if block >= 2048 else 4,
+    pdl = starts_early(device)
+    common = {"CHUNKS": chunks, "PDL": pdl, "launch_pdl": pdl}
+    warps = 8 if block >= 2048 else 4
+    rejection_stats_kernel[(chunks, most + 1, sequences)](
+        logits, cu_draft, temperature, *parts, vocab, logits.stride(0),
+        BLOCK=block, num_warps=warps, **common,
     )  # fmt: skip
-    given = (logits, draft, cu_draft, draft_probs, scale, seeds, places)
+    given = (logits, draft, cu_draft, draft_probs, temperature, seeds, places)
+    block_c = next_power_of_2(chunks)
     rejection_walk_kernel[(sequences,)](
-        *given, *parts, out, accepted, logits.stride(0), stride_probs, out.stride(0),
-        CHUNKS=chunks, BLOCK_C=block_c, num_warps=1,
+        *given, *parts, out, accepted, arrived, most, logits.stride(0), stride_probs,
+        BLOCK_C=block_c, BLOCK_K=next_power_of_2(most + 1), num_warps=1, **common,
     )  # fmt: skip
-    rejection_residual_kernel[(sequences, chunks)](
-        *given, *parts, accepted, race, race_arg, vocab, logits.stride(0), stride_probs,
-        CHUNKS=chunks, BLOCK_C=block_c, BLOCK=block, num_warps=8 if block >= 2048 else 4,
-    )  # fmt: skip
-    rejection_finish_kernel[(sequences,)](
-        scale, accepted, race, race_arg, out, out.stride(0),
-        CHUNKS=chunks, BLOCK_C=block_c, num_warps=1,
+    rejection_residual_kernel[(chunks, sequences)](
+        *given, *parts, out, accepted, arrived, race, race_arg, vocab, most,
+        logits.stride(0), stride_probs,
+        BLOCK_C=block_c, BLOCK=block, num_warps=warps, **common,
     )  # fmt: skip
     return out, accepted

@@ -49,6 +49,22 @@ def test_write_then_merge_are_torch_ops() -> None:
     assert error(out, merge_reference(outs=outs, lses=lses)[0])[0] < 1e-5
 
 
+def test_rejection_is_a_torch_op_whose_shapes_are_known_without_running_it() -> None:
+    def arguments(device: str) -> tuple[Any, ...]:
+        logits = torch.zeros(5, 16, device=device)
+        logits[:, 3] = 9.0
+        draft = torch.tensor([3, 3, 4], device=device).int()
+        ends = torch.tensor([0, 2, 3], device=device).int()
+        greedy, numbers = torch.zeros(2, device=device), torch.zeros(2, device=device).long()
+        return logits, draft, ends, 2, greedy, numbers, numbers
+
+    out, accepted = torch.ops.forebay.rejection_sample(*arguments(DEVICE))
+    assert out.tolist() == [[3, 3, 3], [3, -1, -1]]
+    assert accepted.tolist() == [2, 0]
+    shapes = [tuple(each.shape) for each in torch.ops.forebay.rejection_sample(*arguments("meta"))]
+    assert shapes == [(2, 3), (2,)]
+
+
 @pytest.mark.parametrize("name", ["write_cache", "paged_decode", "paged_prefill", "mla_decode"])
 def test_each_op_declares_what_it_mutates(name: str) -> None:
     schema = getattr(torch.ops.forebay, name).default._schema

@@ -225,6 +225,6 @@ def test_it_compiles_for_hopper_without_spills():
     assert told.returncode == 0, told.stderr[-2000:]
     found = json.loads(told.stdout)
     assert {name for name, _ in found} == {
-        f"rejection_{stage}_kernel" for stage in ("stats", "walk", "residual", "finish")
+        f"rejection_{stage}_kernel" for stage in ("stats", "walk", "residual")
     }
     assert {stack for _, stack in found} == {0}

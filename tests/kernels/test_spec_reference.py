@@ -224,7 +224,7 @@ def assert_law(heard, p):
         bound = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
         assert chi < bound
     apart = 0.5 * float((heard / heard.sum() - p).abs().sum())
-    assert apart < 3 * math.sqrt(len(p) / TRIALS)
+    assert apart < 3 * math.sqrt(len(p) / float(heard.sum()))
 
 
 def laws(kind, size=8):
@@ -301,6 +301,25 @@ def test_a_tree_that_was_not_drawn_yields_the_targets_law(kind: str):
         return out[0] * len(p) + out[1]
 
     assert_law(law_of(sample, len(p) ** 2), (p[:, None] * second).flatten())
+
+
+def test_the_rejection_kernel_in_the_engine_yields_the_targets_law():
+    pytest.importorskip("triton", reason="the kernel needs triton")
+    prompt, vocab = (3, 1, 4), range(VOCAB)
+    asked = [Request(prompt, 3, Sampling(temperature=1.0, seed=seed)) for seed in range(150)]
+    engine = Engine(TARGET, Eagle(eagle3(), TARGET, depth=2, sampled=True), kernel=True)
+    heard = torch.bincount(
+        torch.tensor([answer[1] for answer in engine.run(asked)]), minlength=VOCAB
+    )
+
+    def law(tokens):
+        places = torch.arange(len(tokens))[None]
+        hidden, _ = TARGET(torch.tensor([tokens]), places, lambda _: causal)
+        return TARGET.logits(hidden)[0, -1].softmax(-1)
+
+    p = sum(law(prompt)[first] * law((*prompt, first)) for first in vocab)
+    assert 0 < engine.counts.accepted < engine.counts.guesses
+    assert_law(heard.double(), p)
 
 
 def test_equal_laws_accept_every_draw_and_an_impossible_token_is_never_accepted():

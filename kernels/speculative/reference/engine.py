@@ -127,10 +127,13 @@ class Counts:
 class Engine:
     """Runs requests in one batch with one method.
 
-    lossy: allow methods that change the output.
+    lossy: allow methods that change the output. kernel: judge drawn chains by the rejection kernel,
+    a step's in one go, with other random numbers than `laws` has; None: where there is a GPU.
     """
 
-    def __init__(self, target: Llama, method: Method, *, lossy: bool = False) -> None:
+    def __init__(
+        self, target: Llama, method: Method, *, lossy: bool = False, kernel: bool | None = None
+    ) -> None:
         if not method.lossless and not lossy:
             raise ValueError(f"{method.name} changes the output: make the engine with lossy=True")
         self.target = target
@@ -138,6 +141,7 @@ class Engine:
         self.counts = Counts()
         weight = target.embed_tokens.weight
         self._device, self._dtype = weight.device, weight.dtype
+        self._kernel = self._device.type == "cuda" if kernel is None else kernel
 
     @torch.no_grad()
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
@@ -180,10 +184,11 @@ class Engine:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         verified = time.perf_counter()
+        judged = self._reject(rows, drafts, logits) if self._kernel else {}
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             if row.done:
                 continue
-            kept, token = self._accept(row, draft, logits[number])
+            kept, token = judged.get(number) or self._accept(row, draft, logits[number])
             taken = self._take(row, [*(draft.tokens[each] for each in kept), token])
             kept = kept[:taken]
             cache.keep(number, kept)
@@ -243,6 +248,25 @@ class Engine:
             law = typical
         p, coin = self._chances(row, draft, logits), coins(row.request.sampling.seed)
         return law(draft, p, place=len(row.tokens), coin=coin)
+
+    def _reject(
+        self, rows: list[Row], drafts: list[Draft], logits: torch.Tensor
+    ) -> dict[int, tuple[list[int], int]]:
+        """Judge the chains that were drawn at random, by row's number."""
+        drawn = [
+            n
+            for n, (row, draft) in enumerate(zip(rows, drafts, strict=True))
+            if draft.chances is not None and not row.done
+        ]
+        if not drawn:
+            return {}
+        from .rejection import reject_chains  # noqa: PLC0415 - needs triton
+
+        chances = [self._chances(rows[n], drafts[n], logits[n]) for n in drawn]
+        seeds = [rows[n].request.sampling.seed for n in drawn]
+        places = [len(rows[n].tokens) for n in drawn]
+        found = reject_chains([drafts[n] for n in drawn], chances, seeds=seeds, places=places)
+        return dict(zip(drawn, found, strict=True))
 
     @staticmethod
     def _take(row: Row, tokens: list[int]) -> int:
