@@ -4,10 +4,12 @@
 # (scripts; what is passed around is said where it is made)
 """One vLLM engine with one way of speculation, over a file of scenes; run once for each way.
 
-A scene is `{"name", "prompts": [[token ids]], "max_tokens", "temperature", "batch"}`. Batch 1 sends
-one prompt after another; more sends so many at a time. Engines load side by side, and measure one
-at a time, holding `--lock`. Written as JSON: per scene seconds, output tokens, the outputs, and
-what the engine's own `vllm:spec_decode_*` counters grew by.
+A scene is `{"name", "prompts": [[token ids]], "max_tokens", "temperature", "batch"}`. `batch`
+prompts are kept in flight: where one ends the next begins. Tokens are counted up to when the last
+prompt has begun, since fewer are in flight from then on (over all where every prompt fits in).
+Engines load side by side, and measure one at a time, holding `--lock`. Written as JSON: per scene
+seconds, output tokens, the outputs, and what the engine's own `vllm:spec_decode_*` counters grew
+by.
 """
 
 import argparse
@@ -33,6 +35,30 @@ def counters(llm):
     return found
 
 
+def gaps_of(output):
+    """By how much the likeliest token's log probability leads at each place."""
+    top = [sorted((x.logprob for x in each.values()), reverse=True) for each in output.logprobs]
+    return [round(each[0] - each[1], 4) if len(each) > 1 else None for each in top]
+
+
+def keep_full(engine, scene, how):
+    """Answer all prompts, `batch` at a time; also seconds and tokens until the last one began."""
+    started, waiting = time.perf_counter(), list(enumerate(scene["prompts"]))[::-1]
+    counts, done, full = {}, {}, None
+    while waiting or len(done) < len(counts):
+        while waiting and len(counts) - len(done) < scene["batch"]:
+            number, ids = waiting.pop()
+            counts[f"{scene['name']} {number}"] = 0
+            engine.add_request(f"{scene['name']} {number}", {"prompt_token_ids": ids}, how)
+        if not waiting and full is None:
+            full = (time.perf_counter() - started, sum(counts.values()))
+        for answer in engine.step():
+            counts[answer.request_id] = len(answer.outputs[0].token_ids)
+            if answer.finished:
+                done[answer.request_id] = answer
+    return [done[name] for name in counts], full
+
+
 def run_scene(llm, scene):
     """Run one scene and return what it came to."""
     how = SamplingParams(
@@ -43,26 +69,18 @@ def run_scene(llm, scene):
         logprobs=scene.get("logprobs"),
         seed=scene.get("seed"),
     )
-    prompts = [{"prompt_token_ids": ids} for ids in scene["prompts"]]
-    step = scene["batch"]
-    before, started, outputs, gaps = counters(llm), time.perf_counter(), [], []
-    for at in range(0, len(prompts), step):
-        for answer in llm.generate(prompts[at : at + step], how, use_tqdm=False):
-            outputs.append(list(answer.outputs[0].token_ids))
-            if answer.outputs[0].logprobs:
-                top = [
-                    sorted((x.logprob for x in each.values()), reverse=True)
-                    for each in answer.outputs[0].logprobs
-                ]
-                gaps.append(
-                    [round(each[0] - each[1], 4) if len(each) > 1 else None for each in top]
-                )
+    before, started = counters(llm), time.perf_counter()
+    answers, full = keep_full(llm.llm_engine, scene, how)
     seconds, after = time.perf_counter() - started, counters(llm)
+    outputs = [list(answer.outputs[0].token_ids) for answer in answers]
+    gaps = [gaps_of(answer.outputs[0]) for answer in answers if answer.outputs[0].logprobs]
     tokens = sum(map(len, outputs))
+    if len(outputs) <= scene["batch"]:
+        full = (seconds, tokens)
     return {
         "seconds": seconds,
         "tokens": tokens,
-        "tokens_per_s": tokens / seconds,
+        "tokens_per_s": full[1] / full[0],
         "grew": {name: value - before.get(name, 0) for name, value in after.items()},
         "outputs": outputs,
         **({"gaps": gaps} if gaps else {}),

@@ -9,6 +9,7 @@ median of CUDA graph replays; a graph holds enough rotating input sets to leave 
 import csv
 import datetime as dt
 import json
+import math
 import multiprocessing
 import statistics
 import sys
@@ -31,7 +32,9 @@ __all__ = [
 L2_BYTES = 60e6
 
 
-def time_rotating(calls: Sequence[Callable[[], Any]], *, budget_s: float = 0.02) -> float:
+def time_rotating(
+    calls: Sequence[Callable[[], Any]], *, budget_s: float = 0.02, warm_s: float = 0.05
+) -> float:
     """Median microseconds of one call, replaying a graph of all of them in turn."""
     for call in calls[:1]:
         call()
@@ -40,13 +43,14 @@ def time_rotating(calls: Sequence[Callable[[], Any]], *, budget_s: float = 0.02)
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    for _ in range(2):
-        graph.replay()
-    torch.cuda.synchronize()
+    # An idle GPU takes tens of milliseconds to reach its clocks: 10 % and more of a first figure.
+    once = math.inf
     began = time.perf_counter()
-    graph.replay()
-    torch.cuda.synchronize()
-    once = time.perf_counter() - began
+    while time.perf_counter() - began < warm_s:
+        since = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        once = min(once, time.perf_counter() - since)
     repeats = max(5, min(50, int(budget_s / max(once, 1e-6))))
     marks = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(repeats)]
     for start, stop in marks:

@@ -6,14 +6,17 @@ compute-sanitizer --tool memcheck python benchmarks/sanitize_kernels.py
 compute-sanitizer --tool racecheck python benchmarks/sanitize_kernels.py
 """
 
+from dataclasses import replace
+
 import torch
 
-from forebay.kernels.attention.decode import paged_decode
+from forebay.kernels.attention.decode import decode_config, paged_decode
 from forebay.kernels.attention.kv_write import write_cache
 from forebay.kernels.attention.merge import merge_states
 from forebay.kernels.attention.mla import mla_decode, mla_plan
 from forebay.kernels.attention.prefill import paged_prefill
 from forebay.kernels.attention.reference import attention_reference, mla_decode_reference
+from forebay.kernels.sampling.rejection import rejection_sample
 from forebay.kernels.testing import Case, assert_close, dequantised, make_case, quantise_cache
 
 DTYPE = torch.bfloat16
@@ -28,12 +31,17 @@ def small(seq_lens: list[int], query_lens: list[int] | int = 1) -> Case:
 
 
 def decode() -> None:
-    """Cut both ways, and over 8-bit caches."""
+    """Cut both ways, merged on the way and afterwards, and over 8-bit caches."""
     case = small([37, 0, 300])
     want, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
+    config = decode_config(query=case.query, cache=case.cache)
     for policy in ("occupancy", "balanced"):
-        got = paged_decode(query=case.query, cache=case.cache, max_seq_len=300, policy=policy)
-        assert_close(got, want, DTYPE)
+        for fused in (0, 99):
+            got = paged_decode(
+                query=case.query, cache=case.cache, max_seq_len=300, policy=policy,
+                config=replace(config, fused=fused),
+            )  # fmt: skip
+            assert_close(got, want, DTYPE)
     for dtype in (torch.int8, torch.float8_e4m3fn):
         cache = quantise_cache(case.cache, dtype)
         want, _ = attention_reference(
@@ -81,8 +89,22 @@ def merge() -> None:
     assert_close(merge_states(out_a=out, lse_a=lse, out_b=out, lse_b=lse), out.double(), DTYPE)
 
 
+def reject() -> None:
+    """Judge three sequences, one of them greedy, over two chunks of a vocabulary."""
+    logits = torch.randn(9, 500, device="cuda")
+    logits[:, 7] += 20  # what every row draws
+    ends = torch.tensor([0, 3, 5, 6], dtype=torch.int32, device="cuda")
+    out, accepted = rejection_sample(
+        logits=logits, draft=torch.full((6,), 7, dtype=torch.int32, device="cuda"), cu_draft=ends,
+        most=3, temperature=torch.tensor([0.5, 0.0, 0.5], device="cuda"),
+        seeds=torch.arange(3, device="cuda"), places=torch.arange(3, device="cuda"), chunk=256,
+    )  # fmt: skip
+    assert out.tolist() == [[7, 7, 7, 7], [7, 7, 7, -1], [7, 7, -1, -1]]
+    assert accepted.tolist() == [3, 2, 1]
+
+
 if __name__ == "__main__":
-    for check in (decode, prefill, mla, merge):
+    for check in (decode, prefill, mla, merge, reject):
         check()
     torch.cuda.synchronize()
     print("every case ran and is right")

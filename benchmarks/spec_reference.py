@@ -78,6 +78,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--temperatures", default="0")
+    parser.add_argument("--heads", action="store_true", help="ways that need a head alone")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", default="reference.json")
     arguments = parser.parse_args()
@@ -102,6 +103,8 @@ def main():
         counts, plain_s, wanted = go(target, Plain(), requests)
         print(f"t={temperature} plain {counts.emitted / plain_s:.0f} tokens/s", flush=True)
         for method in methods(folder, target, kind, device, store):
+            if arguments.heads and not hasattr(method, "head") and not hasattr(method, "heads"):
+                continue
             counts, seconds, got = go(target, method, requests)
             told = {
                 "temperature": temperature,

@@ -48,7 +48,7 @@ class DecodeConfig:
     resident: int
     peel: bool = True
     min_tokens: int = MIN_TOKENS
-    fused: int = 8
+    fused: int = 4
     hoist: bool = False
 
 

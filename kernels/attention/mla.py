@@ -43,8 +43,7 @@ class MlaConfig:
 
     resident: programs expected on an SM at a time. parts: programs that share a row's output; each
     works out all scores and multiplies them with its own columns. hopper: run the Gluon kernel of
-    mla_hopper where it applies, to 16-bit caches of DeepSeek's dims. fused: items of a sequence, on
-    average, up to which the last program merges them; not with parts, nor in the Gluon kernel.
+    mla_hopper where it applies, to 16-bit caches of DeepSeek's dims.
     """
 
     block_m: int
@@ -54,7 +53,6 @@ class MlaConfig:
     resident: int
     parts: int = 1
     hopper: bool = False
-    fused: int = 0
 
 
 def mla_config(*, query: torch.Tensor, latent: torch.Tensor, max_query_len: int = 1) -> MlaConfig:
@@ -177,35 +175,32 @@ def mla_decode(
         compute, precision = tl.float16, "tf32"
     else:
         compute, precision = tl.bfloat16, "tf32"
-    fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
-    hopper = hopper_kernel(triton.__version__) if fits else None
-    fused = split and hopper is None and config.parts == 1 and items <= config.fused * sequences
     part_out, part_lse = (workspace.out, workspace.lse) if workspace else (None, None)
-    outputs = (out, lse, part_out, part_lse)
-    items_of, first, parts = (plan.items, plan.first, plan.parts) if plan else (None, None, None)
-    scale_log2 = scale * latent_scale * LOG2E
+    common = (
+        query, latent, out, lse, part_out, part_lse, block_table, seq_lens,
+        plan.items if plan else None, plan.parts if plan else None, scale * latent_scale * LOG2E,
+    )  # fmt: skip
     counts = (max_query_len, static.max_splits, static.min_tokens, block_table.stride(0))
     strides = (*query.stride()[:2], *out.stride()[:2], *latent.stride()[:2])
     constants = {
         "HEADS": heads, "LATENT": latent_dim, "ROPE": dim - latent_dim, "PAGE": latent.shape[1],
         "SPLIT": split, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
     }  # fmt: skip
+    fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
+    hopper = hopper_kernel(triton.__version__) if fits else None
     if hopper is not None:
-        hopper[grid](
-            query, latent, *outputs, block_table, seq_lens, items_of, parts, scale_log2,
-            *counts, *strides, **constants, num_warps=8, launch_pdl=True,
-        )  # fmt: skip
+        hopper[grid](*common, *counts, *strides, **constants, num_warps=8, launch_pdl=True)
     else:
         mla_split_kernel[grid](
-            query, latent, *outputs, workspace.arrived if fused else None, block_table, seq_lens,
-            items_of, first, parts, scale_log2, latent_scale, *counts, *strides, **constants,
+            *common, latent_scale, *counts, *strides, **constants,
             PARTS=config.parts, COMPUTE=compute, PRECISION=precision, PDL=use_pdl,
             num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
         )  # fmt: skip
-    if split and not fused:
+    if split:
         decode_merge_kernel[(heads, max_query_len, sequences)](
-            *outputs, seq_lens, None, first, max_query_len, static.max_splits, static.min_tokens,
-            0, 0, out.stride(0), out.stride(1),
+            out, lse, part_out, part_lse, seq_lens, None, plan.first if plan else None,
+            max_query_len, static.max_splits, static.min_tokens, 0, 0,
+            out.stride(0), out.stride(1),
             HEADS=heads, VALUE_DIM=latent_dim, WINDOW=0, PDL=use_pdl,
             BLOCK_N=config.block_n, BLOCK_S=8 if items // sequences > 4 else 4,
             BLOCK_V=next_power_of_2(latent_dim), num_warps=4, launch_pdl=use_pdl,

@@ -21,8 +21,6 @@ from forebay.kernels._common.jit import (
     split_of,
 )
 
-from .states import merge_if_last
-
 __all__ = ["mla_split_kernel"]
 
 
@@ -82,7 +80,6 @@ def attend_latent(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
-    arrived_ptr,
     table_ptr,
     seq_lens_ptr,
     row_block,
@@ -92,7 +89,6 @@ def attend_latent(
     end,
     count,
     item,
-    first_of,
     scale_log2,
     latent_scale,
     max_query,
@@ -166,13 +162,6 @@ def attend_latent(
         tl.store(part_out_ptr + at[:, None] + offs_v[None, :], acc, mask=keep)
         if mine == 0:
             tl.store(part_lse_ptr + part_at, lse2, mask=row_valid)
-        if arrived_ptr is not None:
-            rows_of = b * tl.num_programs(0) + tl.program_id(0)
-            merge_if_last(
-                out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, arrived_ptr + rows_of, first_of,
-                count, max_query, b * max_query, row_token, row_head, row_valid,
-                stride_out_token, stride_out_head, HEADS, LATENT, BLOCK_M, LATENT,
-            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["max_splits", "min_tokens", "max_query", "stride_table"])
@@ -183,11 +172,9 @@ def mla_split_kernel(
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
-    arrived_ptr,
     table_ptr,
     seq_lens_ptr,
     items_ptr,
-    first_ptr,
     parts_ptr,
     scale_log2,
     latent_scale,
@@ -236,13 +223,10 @@ def mla_split_kernel(
             return
     # What is worked out before the loop would sit in registers through every tile.
     for item in tl.range(first, last, disable_licm=True):
-        first_of = b * max_splits
-        if first_ptr is not None:
-            first_of = tl.load(first_ptr + b)
         attend_latent(
-            q_ptr, cache_ptr, out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, arrived_ptr, table_ptr,
-            seq_lens_ptr, row_block, mine, b, start, end, count, item, first_of, scale_log2,
-            latent_scale, max_query, stride_table, stride_q_token, stride_q_head, stride_out_token,
+            q_ptr, cache_ptr, out_ptr, lse_ptr, part_out_ptr, part_lse_ptr, table_ptr,
+            seq_lens_ptr, row_block, mine, b, start, end, count, item, scale_log2, latent_scale,
+            max_query, stride_table, stride_q_token, stride_q_head, stride_out_token,
             stride_out_head, stride_page, stride_slot,
             HEADS, LATENT, ROPE, PARTS, PAGE, SPLIT, COMPUTE, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip

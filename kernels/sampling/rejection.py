@@ -206,35 +206,42 @@ def rejection_residual_kernel(
     top, _best, total = row_state(
         part_max_ptr, part_arg_ptr, part_sum_ptr, row, scale, CHUNKS, BLOCK_C
     )
-    offs = chunk * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < vocab
-    x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
-    x = x.to(tl.float32)
-    p = tl.where(inside & (x > float("-inf")), tl.exp2((x - top) * scale) / total, 0.0)
-    if kept < count:
-        if draft_probs_ptr is not None:
-            at = (start + kept).to(tl.int64) * stride_probs
-            q = tl.load(draft_probs_ptr + at + offs, mask=inside, other=0.0).to(tl.float32)
-            p = tl.maximum(p - q, 0.0)
-        else:
-            p = tl.where(offs == tl.load(draft_ptr + start + kept), 0.0, p)
     seed = tl.load(seed_ptr + b)
     place = tl.load(place_ptr + b) + kept
-    # A stream of its own for each place: the keep coins count places, this one tokens.
-    u = tl.rand(seed ^ ((place * _USES + 1) * 0x1E3779B1), offs)
-    waiting = -tl.log(tl.maximum(u, 1e-10))
-    key = tl.where(p > 0.0, p / tl.maximum(waiting, 1e-30), -1.0)
-    best = tl.max(key, 0)
-    first = tl.min(tl.where((key == best) & inside, offs, 2147483647), 0)
+    refused = -1
+    if (kept < count) & (draft_probs_ptr is None):
+        refused = tl.load(draft_ptr + start + kept).to(tl.int32)
+    # A stream of its own for each place: the keep coins count places, this one fours of tokens.
+    quarter = tl.arange(0, BLOCK // 4)
+    stream = seed ^ ((place * _USES + 1) * 0x1E3779B1)
+    numbers = tl.rand4x(stream, chunk * (BLOCK // 4) + quarter)
+    best = -2.0
+    first = 0
+    for part in tl.static_range(4):
+        offs = chunk * BLOCK + part * (BLOCK // 4) + quarter
+        inside = offs < vocab
+        x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
+        p = tl.exp2((x.to(tl.float32) - top) * scale) / total
+        p = tl.where((x > float("-inf")) & (offs != refused), p, 0.0)
+        if draft_probs_ptr is not None:
+            at = (start + kept).to(tl.int64) * stride_probs
+            q = tl.load(draft_probs_ptr + at + offs, mask=inside & (kept < count), other=0.0)
+            p = tl.maximum(p - q.to(tl.float32), 0.0)
+        waiting = -tl.log(tl.maximum(numbers[part], 1e-10))
+        key = tl.where(p > 0.0, p / tl.maximum(waiting, 1e-30), -1.0)
+        most_here = tl.max(key, 0)
+        here = tl.min(tl.where((key == most_here) & inside, offs, 2147483647), 0)
+        first = tl.where(most_here > best, here, first)
+        best = tl.maximum(best, most_here)
     tl.store(race_key_ptr + b * CHUNKS + chunk, best)
     tl.store(race_arg_ptr + b * CHUNKS + chunk, first)
     # Both must be out before the counter says so; what others stored is read past L1.
     tl.debug_barrier()
     if tl.atomic_add(arrived_ptr + b, 1) == CHUNKS - 1:
         each = tl.arange(0, BLOCK_C)
-        at = b * CHUNKS + each
-        keys = tl.load(race_key_ptr + at, mask=each < CHUNKS, other=-2.0, cache_modifier=".cg")
-        args = tl.load(race_arg_ptr + at, mask=each < CHUNKS, other=0, cache_modifier=".cg")
+        mine = b * CHUNKS + each
+        keys = tl.load(race_key_ptr + mine, mask=each < CHUNKS, other=-2.0, cache_modifier=".cg")
+        args = tl.load(race_arg_ptr + mine, mask=each < CHUNKS, other=0, cache_modifier=".cg")
         winner = tl.min(tl.where(keys == tl.max(keys, 0), args, 2147483647), 0)
         tl.store(out_ptr + b * (most + 1) + kept, winner)
 

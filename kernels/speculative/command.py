@@ -78,7 +78,7 @@ def _add_train(actions: Any) -> None:
     train.add_argument("--rows", type=int, default=16, help="windows a batch (%(default)s)")
     train.add_argument("--length", type=int, default=512, help="tokens a window (%(default)s)")
     train.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (%(default)s)")
-    train.add_argument("--unrolls", type=int, default=5, help="EAGLE-3's steps ahead (%(default)s)")
+    train.add_argument("--unrolls", type=int, default=5, help="EAGLE's steps ahead (%(default)s)")
     train.add_argument("--heads", type=int, default=4, help="Medusa's heads (%(default)s)")
     train.add_argument("--draft-vocab", type=int, default=32000, help="EAGLE-3's (%(default)s)")
     train.add_argument("--end-token", type=int, help="id put between texts")

@@ -15,7 +15,7 @@ from forebay.kernels.attention.mla import MlaConfig, hopper_kernel, mla_decode, 
 from forebay.kernels.attention.reference import mla_decode_reference
 from forebay.kernels.testing import DEVICE, DTYPES, assert_close
 
-SMALL = MlaConfig(block_m=16, block_n=32, num_warps=4, num_stages=2, resident=1, fused=8)
+SMALL = MlaConfig(block_m=16, block_n=32, num_warps=4, num_stages=2, resident=1)
 
 
 def check(

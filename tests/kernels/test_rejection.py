@@ -97,16 +97,20 @@ def assert_law(tokens, p):
 
 
 @triton.jit
-def coins_kernel(out_ptr, seed, place, SIZE: tl.constexpr):
-    """The kernel's own numbers: a place's coin, then its race's, one a token."""
-    offs = tl.arange(0, SIZE)
+def coins_kernel(out_ptr, told_ptr, SIZE: tl.constexpr):
+    """The kernel's own numbers: a place's coin, then its race's, one a token of a lone chunk."""
+    seed = tl.load(told_ptr)
+    place = tl.load(told_ptr + 1)
     tl.store(out_ptr, tl.rand(seed, place * 2))
-    tl.store(out_ptr + 1 + offs, tl.rand(seed ^ ((place * 2 + 1) * 0x1E3779B1), offs))
+    offs = tl.arange(0, SIZE // 4)
+    numbers = tl.rand4x(seed ^ ((place * 2 + 1) * 0x1E3779B1), offs)
+    for part in tl.static_range(4):
+        tl.store(out_ptr + 1 + part * (SIZE // 4) + offs, numbers[part])
 
 
 def numbers(seed, place, size):
     out = torch.empty(size + 1, device=DEVICE)
-    coins_kernel[(1,)](out, seed, place, SIZE=size)
+    coins_kernel[(1,)](out, torch.tensor([seed, place], device=DEVICE), SIZE=size)
     return out.cpu()
 
 

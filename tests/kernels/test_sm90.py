@@ -209,7 +209,7 @@ def test_decode_leaves_room_for_two_programs_on_an_sm(compiled: Any) -> None:
 def test_a_days_shapes_need_few_compilations(report: Any) -> None:
     variants = report["variants"]
     assert variants == {
-        "decode_split_kernel": 3,  # one split, several, planned
+        "decode_split_kernel": 5,  # one split; several or planned, merged on the way or afterwards
         "decode_merge_kernel": variants["decode_merge_kernel"],
         "plan_kernel": variants["plan_kernel"],
         "prefill_kernel": 1,

@@ -4,6 +4,7 @@
 # (skip before importing what needs torch, whose types are unknown where this is checked)
 """The reference engine: whatever the method, the output is that of no speculation."""
 
+import copy
 import math
 import random
 from array import array
@@ -41,6 +42,7 @@ from forebay.kernels.speculative.reference.lookup import (
     Suffix,
 )
 from forebay.kernels.speculative.reference.medusa import DEFAULT_RIGHT, Medusa, rank_tree
+from forebay.kernels.testing import DEVICE
 
 VOCAB = 24
 CONFIG = LlamaConfig(
@@ -307,7 +309,9 @@ def test_the_rejection_kernel_in_the_engine_yields_the_targets_law():
     pytest.importorskip("triton", reason="the kernel needs triton")
     prompt, vocab = (3, 1, 4), range(VOCAB)
     asked = [Request(prompt, 3, Sampling(temperature=1.0, seed=seed)) for seed in range(150)]
-    engine = Engine(TARGET, Eagle(eagle3(), TARGET, depth=2, sampled=True), kernel=True)
+    there = copy.deepcopy(TARGET).to(DEVICE)
+    head = eagle3().to(DEVICE)
+    engine = Engine(there, Eagle(head, there, depth=2, sampled=True), kernel=True)
     heard = torch.bincount(
         torch.tensor([answer[1] for answer in engine.run(asked)]), minlength=VOCAB
     )

@@ -6,7 +6,7 @@ Each loss gets the target's states and logits for the same windows, and returns 
 share of places at which the head's first choice is the target's, one for each step ahead: given
 that the steps before were right, that is the acceptance at temperature 0 on this text.
 
-EAGLE-3 goes on from its own output for several unrolls, as it will when drafting (training-time
+EAGLE goes on from its own output for several unrolls, as it will when drafting (training-time
 test). In unroll j the query of place t sees the first unroll's keys up to t and, of the later ones,
 only those of its own place: a diagonal, so keys and values are not kept n-fold.
 """
@@ -81,8 +81,9 @@ def _shift(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _soft(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits with wanted logits' softmax, one a place."""
-    return -(wanted.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
+    """Cross-entropy of logits with a wanted distribution, one a place."""
+    wide = logits.float()
+    return wide.logsumexp(-1) - (wanted * wide).sum(-1)
 
 
 def _mean(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -105,13 +106,13 @@ def eagle3_loss(
     embeds = target.embed_tokens(tokens)
     feature, attend = head.first_features(batch.states), Unrolled()
     kept_ids = head.to_target(torch.arange(len(head.d2t), device=tokens.device))
-    first = logits.argmax(-1)
+    first, law = logits.argmax(-1), logits[..., kept_ids].float().softmax(-1)
     loss, right = tokens.new_zeros((), dtype=torch.float32), []
     so_far = torch.ones_like(learnt)
     for step in range(unrolls):
         feature = head(_shift(embeds, step + 1), feature, places + step, attend)
         guessed = head.logits(feature)
-        wanted, best = _shift(logits[..., kept_ids], step + 1), _shift(first, step + 1)
+        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
         room = _room(tokens, learnt, step + 2)
         loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room & head.t2d[best])
         hit = head.to_target(guessed.argmax(-1)) == best
@@ -124,21 +125,33 @@ def eagle3_loss(
 def eagle1_loss(
     head: Eagle1Head, target: Llama, batch: Batch, *, unrolls: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Smooth L1 between next states, and a tenth of soft cross-entropy; one step ahead."""
-    del unrolls
-    tokens, logits = batch.tokens, batch.logits
+    """Smooth L1 between next states and a tenth of soft cross-entropy, over unrolls that fade.
+
+    The paper trains one step ahead; what a head is to go on from when drafting is its own output,
+    so that is practised here as EAGLE-3 does (HASS has the same idea).
+    """
+    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    feature = head.first_features(batch.states)
+    embeds, states = target.embed_tokens(tokens), head.first_features(batch.states)
+    first, law = logits.argmax(-1), logits.float().softmax(-1)
     amplitude = _NOISE * 512 / tokens.shape[1]
-    noisy = feature + (torch.rand_like(feature) - 0.5) * amplitude
-    state = head(_shift(target.embed_tokens(tokens), 1), noisy, places, causal)
-    guessed = head.logits(state, target)
-    room = _room(tokens, batch.learnt, 2)
-    apart = F.smooth_l1_loss(state.float(), _shift(feature, 1).float(), reduction="none").mean(-1)
-    wanted = _shift(logits, 1)
-    hit = guessed.argmax(-1) == wanted.argmax(-1)
-    loss = _mean(apart, room) + 0.1 * _mean(_soft(guessed, wanted), room)
-    return loss, [_mean(hit.float(), room)]
+    feature, attend = states + (torch.rand_like(states) - 0.5) * amplitude, Unrolled()
+    loss, right = tokens.new_zeros((), dtype=torch.float32), []
+    so_far = torch.ones_like(learnt)
+    for step in range(unrolls):
+        feature = head(_shift(embeds, step + 1), feature, places + step, attend)
+        guessed = head.logits(feature, target)
+        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
+        room = _room(tokens, learnt, step + 2)
+        apart = F.smooth_l1_loss(
+            feature.float(), _shift(states, step + 1).float(), reduction="none"
+        ).mean(-1)
+        own = _mean(apart, room) + 0.1 * _mean(_soft(guessed, wanted), room)
+        loss = loss + _FADE**step * own
+        hit = guessed.argmax(-1) == best
+        right.append(_mean(hit.float(), room & so_far))
+        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
+    return loss, right
 
 
 def medusa_loss(
@@ -149,9 +162,10 @@ def medusa_loss(
     tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
     loss, right = tokens.new_zeros((), dtype=torch.float32), []
     first, so_far = logits.argmax(-1), torch.ones_like(learnt)
+    law = logits.float().softmax(-1)
     for step, guessed in enumerate(head(batch.states[-1])):
         room = _room(tokens, learnt, step + 2)
-        wanted, best = _shift(logits, step + 1), _shift(first, step + 1)
+        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
         loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room)
         hit = guessed.argmax(-1) == best
         right.append(_mean(hit.float(), room & so_far))

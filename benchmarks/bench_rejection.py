@@ -1,0 +1,76 @@
+# pyright: basic, reportMissingImports=false
+# (torch and triton are not installed where types are checked)
+"""Rejection sampling over a large vocabulary: ours against the floor and plain torch.
+
+    python benchmarks/bench_rejection.py --out benchmarks/results/kernels
+
+The floor is one reading of all logits. The peer is a softmax and a draw for each row, eager: what
+sampling costs there before a guess is looked at. Half of the guesses are the likeliest tokens.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels_common import Report, time_eager, time_rotating
+
+from forebay.kernels.sampling.rejection import rejection_sample
+
+VOCAB = 128_256
+GUESSES = 4
+
+
+def arguments(batch: int, *, drawn: bool, temperature: float) -> dict[str, Any]:
+    """Make one batch's logits and guesses."""
+    rows = batch * (GUESSES + 1)
+    logits = (torch.randn(rows, VOCAB, device="cuda") * 2).bfloat16()
+    draft = torch.randint(VOCAB, (batch * GUESSES,), device="cuda", dtype=torch.int32)
+    best = logits.view(batch, GUESSES + 1, VOCAB)[:, :GUESSES].argmax(-1).flatten().int()
+    draft[::2] = best[::2]
+    return {
+        "logits": logits,
+        "draft": draft,
+        "cu_draft": (torch.arange(batch + 1, device="cuda") * GUESSES).int(),
+        "most": GUESSES,
+        "temperature": torch.full((batch,), temperature, device="cuda"),
+        "seeds": torch.arange(batch, device="cuda"),
+        "places": torch.zeros(batch, dtype=torch.int64, device="cuda"),
+        "draft_probs": torch.randn(batch * GUESSES, VOCAB, device="cuda").softmax(-1)
+        if drawn
+        else None,
+    }
+
+
+def plain(logits: torch.Tensor) -> torch.Tensor:
+    """Draw a token for each row."""
+    return torch.multinomial((logits.float() / 0.8).softmax(-1), 1)
+
+
+def main() -> None:
+    """Run the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    report = Report("rejection", options.out)
+    try:
+        for batch, drawn, temperature in (
+            (1, False, 0.8), (1, True, 0.8), (32, False, 0.8), (32, True, 0.8), (32, False, 0.0),
+            (128, False, 0.8),
+        ):  # fmt: skip
+            rows = batch * (GUESSES + 1)
+            count = max(2, min(16, int(240e6 / (rows * VOCAB * 2)) + 1))
+            sets = [arguments(batch, drawn=drawn, temperature=temperature) for _ in range(count)]
+            us = time_rotating([lambda told=told: rejection_sample(**told) for told in sets])
+            floor = rows * VOCAB * 2 / report.facts["copy_bytes_s"] * 1e6
+            report.add(
+                batch=batch, guesses=GUESSES, drawn=drawn, temperature=temperature, us=us,
+                floor_us=floor, of_floor=floor / us,
+                torch_draw=time_eager(lambda: plain(sets[0]["logits"])),  # noqa: B023 - called in this very turn
+            )  # fmt: skip
+    finally:
+        report.save()
+
+
+if __name__ == "__main__":
+    main()
