@@ -1,8 +1,9 @@
-# pyright: basic, reportMissingImports=false
-# (torch is not installed where types are checked)
+# pyright: basic
 # ruff: noqa: ANN001, ANN201
 # (a script; what is passed around is said where it is made)
 """The drafter core: microseconds a row at long histories and a large store, and bytes a token.
+
+Also how long a step takes at most while a long prompt is sorted beside it.
 
     python benchmarks/bench_drafter.py [--tokens N.tokens] [--store-tokens 10000000]
 
@@ -14,6 +15,7 @@ import random
 import tempfile
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from forebay.kernels.speculative.drafter import Drafter, History
@@ -44,6 +46,22 @@ def measure(drafter, history, answer, kept):
         drafter.propose(history)
         times.append((time.perf_counter() - started) * 1e6)
     return sorted(times)
+
+
+def longest_step(prompt, answer):
+    """Milliseconds of the longest of the steps until the prompt is sorted, and how many they are."""
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        drafter = Drafter(most=8, background=beside.submit)
+        history, times = History(array("I", prompt)), []
+        for token in answer:
+            started = time.perf_counter()
+            history.extend([token])
+            drafter.propose(history)
+            times.append((time.perf_counter() - started) * 1e3)
+            if history.prompt_contexts() is not None:
+                break
+            time.sleep(0.002)  # the model's turn
+    return max(times), len(times)
 
 
 def main():
@@ -77,6 +95,8 @@ def main():
             times = measure(Drafter(most=8, store=lambda: contexts), history, answer, 2)
             median, tail = times[len(times) // 2], times[int(len(times) * 0.99)]
             print(f"{name}: {median:.1f} us a row, p99 {tail:.1f}; the prompt once {first:.0f} ms")
+        longest, steps = longest_step(prompt, text_of(3000, 2))
+        print(f"beside {steps} steps the prompt is sorted, and the longest takes {longest:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Tried with stand-ins for its requests alone; no TensorRT-LLM was at hand.
 from __future__ import annotations
 
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from forebay.kernels.speculative.drafter import Drafter, History
@@ -27,7 +28,13 @@ class Drafts:
     def __init__(self, most: int, *, store: str | None = None, **settings: Any) -> None:
         reader = StoreReader(store) if store else None
         self._most = most
-        self._drafter = Drafter(most=most, store=reader.contexts if reader else None, **settings)
+        self._sorter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-sort")
+        self._drafter = Drafter(
+            most=most,
+            store=reader.contexts if reader else None,
+            background=self._sorter.submit,
+            **settings,
+        )
         self._histories: dict[int, History] = {}
 
     def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:

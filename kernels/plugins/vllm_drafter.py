@@ -12,7 +12,8 @@ drafter runs on the CPU between two steps and makes vLLM use its older model run
 no output, only how many tokens a step yields.
 
 vLLM says nothing of tenants either. A store given here is read for every request of this engine, so
-it must hold one tenant's answers, or answers that the tenants of this engine share.
+it must hold one tenant's answers, or answers that the tenants of this engine share. With `collect`,
+off by default, a share of the answers is kept as tokens, to build stores and train heads from.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ import json
 import logging
 import os
 from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.kernels.speculative.collect import Collector
 from forebay.kernels.speculative.drafter import Drafter, History
 from forebay.kernels.speculative.store import StoreReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["ForebayDrafter", "Rows", "settings_of"]
 
 logger = logging.getLogger("vllm.forebay.speculative")
 
-_KEYS = {"store", "row_budget", "worth", "min_match"}
+_COLLECTS = {"collect", "collect_share", "collect_mb"}
+_KEYS = {"store", "row_budget", "worth", "min_match"} | _COLLECTS
 _TAIL = 32  # last tokens of a history that a row must still hold
 
 
 def settings_of(vllm_config: Any) -> dict[str, Any]:
     """Read `forebay` of --additional-config, or the JSON in FOREBAY_DRAFTER.
 
-    Raises ValueError for a key that the drafter does not have.
+    Raises ValueError for a key that the drafter does not have, and for values that mean nothing.
     """
     additional = getattr(vllm_config, "additional_config", None)
     given = additional.get("forebay") if isinstance(additional, dict) else None
@@ -50,14 +55,22 @@ def settings_of(vllm_config: Any) -> dict[str, Any]:
         raise ValueError("the drafter's settings must be a JSON object")  # noqa: TRY004 - a value
     if unknown := sorted(set(given) - _KEYS):
         raise ValueError(f"the drafter has no setting '{unknown[0]}', there are {sorted(_KEYS)}")
+    if not 0 < given.get("collect_share", 1) <= 1:
+        raise ValueError(f"collect_share must be over 0 and up to 1, not {given['collect_share']}")
+    if not given.get("collect_mb", 1) > 0:
+        raise ValueError(f"collect_mb must be over 0, not {given['collect_mb']}")
     return given
 
 
 class Rows:
-    """Keep the histories of the batch's rows from step to step, whatever row they move to."""
+    """Keep the histories of the batch's rows from step to step, whatever row they move to.
 
-    def __init__(self) -> None:
+    ended: told of each history that is let go.
+    """
+
+    def __init__(self, ended: Callable[[History], None] | None = None) -> None:
         self._of_row: list[History | None] = []
+        self._ended = ended
 
     def take(self, rows: Sequence[tuple[Any, int, Sequence[int]]]) -> list[History | None]:
         """Return each row's history, brought up to date; None for rows without new tokens.
@@ -89,6 +102,10 @@ class Rows:
                 now[row] = before[found]
                 left.pop(found)
         self._of_row = now
+        if self._ended is not None:
+            for gone in (before[at] for at in left):
+                if gone is not None:
+                    self._ended(gone)
         return [history if new else None for history, (_, _, new) in zip(now, rows, strict=True)]
 
     @staticmethod
@@ -115,6 +132,20 @@ def _start(ids: Any, count: int, new: Sequence[int]) -> History:
     return History(array("I", ids[: count - len(new)].tobytes()))
 
 
+def _collector(
+    told: dict[str, Any], beside: ThreadPoolExecutor
+) -> Callable[[History], None] | None:
+    if "collect" not in told:
+        return None
+    collector = Collector(
+        Path(told["collect"]),
+        run=beside.submit,
+        share=float(told.get("collect_share", 0.05)),
+        most_bytes=int(float(told.get("collect_mb", 1024)) * (1 << 20)),
+    )
+    return collector.add
+
+
 class ForebayDrafter:
     """What vLLM makes once in its worker and asks after every step."""
 
@@ -123,10 +154,13 @@ class ForebayDrafter:
         store = settings.pop("store", None)
         self._reader = StoreReader(store) if store else None
         self._max_tokens = int(vllm_config.model_config.max_model_len)
-        self._rows = Rows()
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")
+        collects = {name: settings.pop(name) for name in _COLLECTS & set(settings)}
+        self._rows = Rows(_collector(collects, self._beside))
         self._drafter = Drafter(
             most=int(vllm_config.speculative_config.num_speculative_tokens),
             store=self._reader.contexts if self._reader else None,
+            background=self._beside.submit,
             **settings,
         )
         logger.info("forebay drafts: store %s, %s", store or "none", settings or "defaults")

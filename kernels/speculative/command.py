@@ -10,12 +10,14 @@ Runs in an engine's environment too, where nothing of the gateway is installed.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import command_advice, command_eval, command_store
+from .arguments import number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +38,10 @@ def main(argv: Sequence[str]) -> int:
         install = "in forebay's checkout: pip install '.[kernels]'"
         print(f"forebay: this needs {error.name}; {install}", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        print(f"forebay: {_of_the_system(error)}", file=sys.stderr)
+        return 1
+    except ValueError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -47,6 +52,25 @@ def main(argv: Sequence[str]) -> int:
     elif told:
         _print(told)
     return 0
+
+
+_HINTS = {
+    errno.ENOENT: "give the path of something that is there",
+    errno.EISDIR: "it is a folder, give a file",
+    errno.ENOTDIR: "a part of the path is a file, give a folder",
+    errno.EACCES: "give a path that this user may read or write",
+    errno.EPERM: "give a path that this user may read or write",
+    errno.EROFS: "give a path on a disk that can be written to",
+    errno.ENOSPC: "make room, or give a path on another disk",
+}
+
+
+def _of_the_system(error: OSError) -> str:
+    """Say what went wrong, with which path, and what to do."""
+    what = (error.strerror or str(error)).lower()
+    where = f"{error.filename}: " if error.filename else ""
+    hint = _HINTS.get(error.errno or 0)
+    return f"{where}{what}" + (f"; {hint}" if hint else "")
 
 
 def _print(told: dict[str, Any]) -> None:
@@ -73,16 +97,24 @@ def _add_train(actions: Any) -> None:
     train.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
     train.add_argument("--held-out", type=Path, nargs="+", help="tokenised texts to evaluate on")
     train.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    train.add_argument("--steps", type=int, default=2000, help="batches (%(default)s)")
-    train.add_argument("--seconds", type=float, help="stop after so long, whatever --steps says")
-    train.add_argument("--rows", type=int, default=16, help="windows a batch (%(default)s)")
-    train.add_argument("--length", type=int, default=512, help="tokens a window (%(default)s)")
-    train.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (%(default)s)")
-    train.add_argument("--unrolls", type=int, default=5, help="EAGLE's steps ahead (%(default)s)")
-    train.add_argument("--heads", type=int, default=4, help="Medusa's heads (%(default)s)")
-    train.add_argument("--draft-vocab", type=int, default=32000, help="EAGLE-3's (%(default)s)")
-    train.add_argument("--end-token", type=int, help="id put between texts")
-    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--steps", type=whole(1), default=2000, help="batches (%(default)s)")
+    train.add_argument(
+        "--seconds", type=number(1), help="stop after so long, whatever --steps says"
+    )
+    train.add_argument("--rows", type=whole(1), default=16, help="windows a batch (%(default)s)")
+    train.add_argument("--length", type=whole(8), default=512, help="tokens a window (%(default)s)")
+    train.add_argument(
+        "--lr", type=number(1e-9, most=1), default=5e-4, help="highest learning rate (%(default)s)"
+    )
+    train.add_argument(
+        "--unrolls", type=whole(1), default=5, help="EAGLE's steps ahead (%(default)s)"
+    )
+    train.add_argument("--heads", type=whole(1), default=4, help="Medusa's heads (%(default)s)")
+    train.add_argument(
+        "--draft-vocab", type=whole(1), default=32000, help="EAGLE-3's (%(default)s)"
+    )
+    train.add_argument("--end-token", type=whole(0), help="id put between texts")
+    train.add_argument("--seed", type=whole(0), default=0)
     train.add_argument("--device", default="auto", help="cuda, cpu (auto)")
     train.add_argument("--fresh", action="store_true", help="do not go on from an earlier state")
     train.add_argument("--json", action="store_true", help="print JSON")

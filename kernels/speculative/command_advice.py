@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import whole
 from .corpus import read_texts
 from .doctor import advise, examine
 from .profiles import ENGINES, METHODS, flags, why_not
@@ -33,16 +33,10 @@ def add(actions: Any) -> None:
     profile.add_argument("--head", default="HEAD", help="a head's folder")
     profile.add_argument("--store", default="STORE", help="a store")
     profile.add_argument(
-        "--tokens", type=_positive, default=4, help="tokens of a draft (%(default)s)"
+        "--tokens", type=whole(1), default=4, help="tokens of a draft (%(default)s)"
     )
     profile.add_argument("--json", action="store_true", help="print JSON")
     profile.set_defaults(run=_profile)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"'{text}' is no whole number of at least 1")
-    return int(text)
 
 
 def _doctor(arguments: Namespace) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import number, whole
+
 if TYPE_CHECKING:
     from argparse import Namespace
 
@@ -23,12 +25,12 @@ def add(actions: Any) -> None:
     found.add_argument("--head", type=Path, required=True, help="what `spec train` wrote")
     found.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
     found.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
-    found.add_argument("--prompts", type=int, default=32, help="how many (%(default)s)")
-    found.add_argument("--prompt-tokens", type=int, default=256, help="of each (%(default)s)")
-    found.add_argument("--tokens", type=int, default=128, help="of each answer (%(default)s)")
-    found.add_argument("--depth", type=int, default=4, help="tokens of a draft (%(default)s)")
-    found.add_argument("--width", type=int, default=1, help="above 1: a tree (%(default)s)")
-    found.add_argument("--temperature", type=float, default=0.0)
+    found.add_argument("--prompts", type=whole(1), default=32, help="how many (%(default)s)")
+    found.add_argument("--prompt-tokens", type=whole(1), default=256, help="of each (%(default)s)")
+    found.add_argument("--tokens", type=whole(1), default=128, help="of each answer (%(default)s)")
+    found.add_argument("--depth", type=whole(1), default=4, help="tokens of a draft (%(default)s)")
+    found.add_argument("--width", type=whole(1), default=1, help="above 1: a tree (%(default)s)")
+    found.add_argument("--temperature", type=number(0), default=0.0)
     found.add_argument("--device", default="auto", help="cuda, cpu (auto)")
     found.add_argument("--json", action="store_true", help="print JSON")
     found.set_defaults(run=_eval)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import whole
 from .corpus import day_of, read_texts
 from .store import answers_of, open_store, write_store
 from .store_edit import Keep, add_to_store, answers_by_tenant, keep_answers, write_anew
@@ -20,6 +21,9 @@ from .store_export import write_corpus, write_lookup_cache
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterable, Iterator
+
+    from .corpus import Text
 
 __all__ = ["add"]
 
@@ -66,15 +70,39 @@ def add(actions: Any) -> None:
 
 
 def _keeps(verb: ArgumentParser) -> None:
-    verb.add_argument("--min-tokens", type=int, default=16, help="shortest answer (%(default)s)")
-    verb.add_argument("--max-tokens", type=int, default=0, help="of the whole store; 0: no limit")
-    verb.add_argument("--max-age", type=int, default=0, help="days; 0: no limit")
+    verb.add_argument(
+        "--min-tokens", type=whole(1), default=16, help="shortest answer (%(default)s)"
+    )
+    verb.add_argument(
+        "--max-tokens", type=whole(0), default=0, help="of the whole store; 0: no limit"
+    )
+    verb.add_argument("--max-age", type=whole(0), default=0, help="days; 0: no limit")
     verb.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _keep(arguments: Namespace) -> Keep:
-    today = int(time.time() // 86_400)
-    return Keep(arguments.min_tokens, arguments.max_tokens, arguments.max_age, today)
+    shortest, most = arguments.min_tokens, arguments.max_tokens
+    if 0 < most < shortest:
+        raise ValueError(
+            f"--max-tokens {most} holds no answer of --min-tokens {shortest}: give more, or 0"
+        )
+    return Keep(shortest, most, arguments.max_age, _today())
+
+
+def _today() -> int:
+    return int(time.time() // 86_400)
+
+
+def _until_today(texts: Iterable[Text]) -> Iterator[Text]:
+    """Pass texts on; raises ValueError for one of a day to come, which no age would ever drop."""
+    last = _today() + 1  # it is tomorrow already somewhere
+    for number, text in enumerate(texts, 1):
+        if text.day > last:
+            raise ValueError(
+                f"text {number} is of day {text.day}, which is to come (today is {last - 1}):"
+                " 'day' counts days since 1970, not seconds"
+            )
+        yield text
 
 
 def _build(arguments: Namespace) -> dict[str, Any]:
@@ -87,7 +115,7 @@ def _add(arguments: Namespace) -> dict[str, Any]:
 
 def _each_tenant(arguments: Namespace, *, fresh: bool) -> dict[str, Any]:
     found = answers_by_tenant(
-        read_texts(arguments.data),
+        _until_today(read_texts(arguments.data)),
         tenant=arguments.tenant,
         by_tenant=arguments.by_tenant,
         shared=arguments.shared,
@@ -123,7 +151,7 @@ def _prune(arguments: Namespace) -> dict[str, Any]:
 def _stats(arguments: Namespace) -> dict[str, Any]:
     head, _, _ = open_store(arguments.store)
     size = arguments.store.stat().st_size
-    today = int(time.time() // 86_400)
+    today = _today()
     return {
         "answers": head.answers,
         "tokens": head.tokens,
@@ -144,7 +172,7 @@ def _export(arguments: Namespace) -> dict[str, Any]:
         raise ValueError("sglang's corpus is text: give --url of an engine with /detokenize")
 
     def decode(tokens: list[int]) -> str:
-        return str(_ask(arguments.url, "/detokenize", {"tokens": tokens})["prompt"])
+        return str(_ask(arguments.url, "/detokenize", {"tokens": tokens}, wanted="prompt"))
 
     return {"answers": write_corpus(arguments.out, answers, decode)}
 
@@ -186,11 +214,10 @@ def _tokenize(arguments: Namespace, text: str) -> list[int]:
     body = {"prompt": text, "add_special_tokens": False}
     if arguments.model:
         body["model"] = arguments.model
-    found = _ask(arguments.url, "/tokenize", body)["tokens"]
-    return [int(token) for token in found]
+    return [int(token) for token in _ask(arguments.url, "/tokenize", body, wanted="tokens")]
 
 
-def _ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _ask(url: str, path: str, body: dict[str, Any], *, wanted: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"'{url}' is no http:// or https:// address")
     request = urllib.request.Request(  # noqa: S310 - http or https, checked above
@@ -198,8 +225,13 @@ def _ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
+    where = url.rstrip("/") + path
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - likewise
-            return json.loads(answer.read())
+            return json.loads(answer.read())[wanted]
     except urllib.error.URLError as error:
-        raise ValueError(f"{url}{path}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{where}: {error or type(error).__name__}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{where} answered without '{wanted}', so it is no such engine") from None

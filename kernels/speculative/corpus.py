@@ -70,6 +70,7 @@ def _text(line: str, where: str) -> Text:
         told: dict[str, Any] = json.loads(line)
         tokens = array("I", told["tokens"])
         day, start = day_of(told.get("day", 0)), int(told.get("answer_from", 0))
+        _check(tokens, start)
         return Text(tokens, start, day, str(told.get("tenant", "")))
     except KeyError:
         raise ValueError(
@@ -77,6 +78,13 @@ def _text(line: str, where: str) -> Text:
         ) from None
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _check(tokens: array[int], start: int) -> None:
+    if not 0 <= start <= len(tokens):
+        raise ValueError(f"'answer_from' must be 0 to {len(tokens)}, the tokens, not {start}")
+    if SEPARATOR in tokens:
+        raise ValueError(f"{SEPARATOR} is no token, it parts texts in files of raw tokens")
 
 
 def day_of(told: object) -> int:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from .contexts import SEPARATOR, Contexts
 from .drafter import Drafter, History
 from .store_edit import Keep, keep_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .contexts import Contexts
     from .corpus import Text
 
 __all__ = ["Findings", "advise", "examine", "replay"]
@@ -66,8 +66,6 @@ def examine(texts: Sequence[Text], *, store: Contexts | None, most: int = 8) -> 
 
 
 def _contexts(texts: Sequence[Text]) -> Contexts | None:
-    from .contexts import SEPARATOR, Contexts  # noqa: PLC0415 - sorts with torch
-
     answers = [(text.day, text.tokens[text.answer_from :].tolist()) for text in texts]
     kept, _ = keep_answers(answers, Keep())
     joined = array("I", [SEPARATOR])

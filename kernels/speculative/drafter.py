@@ -1,16 +1,15 @@
-# pyright: basic, reportMissingImports=false
-# (torch is not installed where types are checked)
 """One drafter of three sources: this answer, this prompt, and answers of the past.
 
 The source whose match with the end of the history is longest wins; on a tie the nearer one, in that
 order. How many of its tokens are drafted follows from the match's length and from what such drafts
 have come to (`draft_length`). Engines call it through kernels/plugins; nothing here knows an
-engine.
+engine. A long prompt is sorted beside the engine's steps, and drafted from once that is done.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .automaton import SuffixAutomaton
@@ -20,12 +19,16 @@ from .draft_length import DraftLength
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    Background = Callable[[Callable[[], Contexts]], Future[Contexts]]
 
 __all__ = ["ANSWER", "PROMPT", "SOURCES", "STORE", "Counts", "Drafter", "History"]
 
 ANSWER, PROMPT, STORE = range(3)
 SOURCES = ("answer", "prompt", "store")
 _GENERATION = 8192  # tokens of an answer in one automaton
+_AT_ONCE = 2048  # tokens of a prompt that are sorted in about a millisecond
 _NOTHING = Guess([], [], 0)
 
 
@@ -50,12 +53,13 @@ class History:
     16,384 tokens.
     """
 
-    __slots__ = ("_newer", "_older", "_prompt", "pending", "prompt_tokens", "tokens")
+    __slots__ = ("_newer", "_older", "_prompt", "_sorting", "pending", "prompt_tokens", "tokens")
 
     def __init__(self, prompt: array[int]) -> None:
         self.tokens = prompt
         self.prompt_tokens = len(prompt)
         self._prompt: Contexts | None = None
+        self._sorting: Future[Contexts] | None = None
         self._newer = SuffixAutomaton()
         self._older: SuffixAutomaton | None = None
         self.pending: tuple[int, int, list[int]] | None = None
@@ -80,10 +84,16 @@ class History:
         tokens = best.following(most)
         return Guess(tokens, [1.0] * len(tokens), best.match)
 
-    def prompt_contexts(self) -> Contexts:
-        """Sort the prompt's contexts, once."""
-        if self._prompt is None:
-            self._prompt = Contexts.of(self.tokens[: self.prompt_tokens])
+    def prompt_contexts(self, background: Background | None = None) -> Contexts | None:
+        """Sort the prompt's contexts, once; None while a long prompt is being sorted elsewhere."""
+        if self._prompt is None and self._sorting is None:
+            sort = partial(Contexts.of, self.tokens[: self.prompt_tokens])
+            if background is not None and self.prompt_tokens > _AT_ONCE:
+                self._sorting = background(sort)
+            else:
+                self._prompt = sort()
+        if self._sorting is not None and self._sorting.done():
+            self._prompt, self._sorting = self._sorting.result(), None
         return self._prompt
 
 
@@ -92,10 +102,12 @@ class Drafter:
 
     most: tokens of a draft at most; row_budget: guessed tokens of one step's whole batch, since
     rows past what the target reads its weights for are no longer free; worth: least chance at
-    which a token is guessed; store: gives the contexts of past answers, or None.
+    which a token is guessed; store: gives the contexts of past answers, or None; background: runs
+    something beside the caller, as an executor's `submit` does, without it prompts are sorted by
+    whoever asks first.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a drafter has many knobs
         self,
         *,
         most: int,
@@ -103,12 +115,14 @@ class Drafter:
         worth: float = 0.25,
         min_match: int = 2,
         store: Callable[[], Contexts | None] | None = None,
+        background: Background | None = None,
     ) -> None:
         self.most = most
         self.row_budget = row_budget
         self.min_match = min_match
         self.counts = Counts.zero()
         self._store = store
+        self._background = background
         self._length = DraftLength(len(SOURCES), worth=worth)
 
     def settle(self, history: History, accepted: Sequence[int]) -> None:
@@ -156,8 +170,6 @@ class Drafter:
         return best, guess
 
     def _others(self, history: History) -> list[tuple[int, Contexts]]:
-        found = [(PROMPT, history.prompt_contexts())]
         kept = self._store() if self._store is not None else None
-        if kept is not None:
-            found.append((STORE, kept))
-        return found
+        found = ((PROMPT, history.prompt_contexts(self._background)), (STORE, kept))
+        return [(source, contexts) for source, contexts in found if contexts is not None]

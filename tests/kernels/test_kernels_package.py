@@ -66,6 +66,24 @@ def test_every_op_imports_with_torch_and_triton_alone() -> None:
     assert run(program, GATEWAY | {"vllm", "sglang"}) == "True\n"
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("numpy"), reason="sorting needs numpy")
+def test_stores_and_the_doctor_need_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import json\n"
+        "from forebay.kernels.speculative.command import main\n"
+        f"data, store = '{tmp_path}/t.jsonl', '{tmp_path}/a.store'\n"
+        "with open(data, 'w') as file:\n"
+        "    for n in range(4):\n"
+        "        text = [*range(n, n + 60), *range(n, n + 30)]\n"
+        "        file.write(json.dumps({'tokens': text, 'answer_from': 10, 'day': n}) + '\\n')\n"
+        "main(['store', 'build', store, '--data', data, '--json'])\n"
+        "main(['doctor', '--data', data, '--store', store, '--json'])\n"
+    )
+    built, advice = run(program, GATEWAY | {"torch", "triton"}).splitlines()
+    assert '"kept": 4' in built
+    assert '"advice": ["rest:' in advice
+
+
 def test_public_names_are_sorted_and_live_where_the_table_says() -> None:
     names = forebay.kernels.__all__
     assert names == sorted(names)

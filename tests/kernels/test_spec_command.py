@@ -7,8 +7,10 @@
 import json
 import random
 import struct
+import threading
 import time
 from array import array
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -191,3 +193,74 @@ def test_a_draft_has_a_token_at_least(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["profile", "--tokens", "0"])
     assert "at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--min-tokens", "-3"], "'-3' is no whole number of at least 1"),
+        (["--max-age", "-1"], "'-1' is no whole number of at least 0"),
+        (["--max-tokens", "many"], "'many' is no whole number of at least 0"),
+    ],
+)
+def test_sizes_and_ages_that_mean_nothing_are_wrongly_called(words, why, tmp_path, capsys):
+    data = write_texts(tmp_path / "t.jsonl", texts_of(3, tenants=("a",)))
+    with pytest.raises(SystemExit) as ended:
+        main(["store", "build", str(tmp_path / "a.store"), "--data", data, *words])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def failed(capsys, *words):
+    assert main([*map(str, words)]) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_texts_that_cannot_be_are_named_and_leave_no_store(tmp_path, capsys):
+    store = tmp_path / "a.store"
+    for text, why in (
+        ({"tokens": [1, 2], "answer_from": 3}, "'answer_from' must be 0 to 2, the tokens, not 3"),
+        ({"tokens": [1, 2], "answer_from": -1}, "'answer_from' must be 0 to 2, the tokens, not -1"),
+        ({"tokens": [2**32 - 1]}, f"{2**32 - 1} is no token, it parts texts"),
+        ({"tokens": [1], "day": int(time.time())}, "'day' counts days since 1970, not seconds"),
+    ):
+        data = write_texts(tmp_path / "t.jsonl", [text])
+        assert why in failed(capsys, "store", "build", store, "--data", data)
+    data = write_texts(tmp_path / "t.jsonl", texts_of(3, tenants=("a",)))
+    words = ("--data", data, "--min-tokens", 20, "--max-tokens", 10)
+    said = failed(capsys, "store", "build", store, *words)
+    assert said.endswith("--max-tokens 10 holds no answer of --min-tokens 20: give more, or 0")
+    assert not store.exists()
+
+
+def test_the_systems_errors_say_which_path_and_what_to_do(tmp_path, capsys):
+    gone = tmp_path / "gone.jsonl"
+    assert failed(capsys, "doctor", "--data", gone) == (
+        f"forebay: {gone}: no such file or directory; give the path of something that is there"
+    )
+    assert failed(capsys, "doctor", "--data", tmp_path) == (
+        f"forebay: {tmp_path}: is a directory; it is a folder, give a file"
+    )
+    data = write_texts(tmp_path / "t.jsonl", texts_of(3, tenants=("a",)))
+    said = failed(capsys, "store", "build", tmp_path / "no" / "a.store", "--data", data)
+    assert said.startswith(f"forebay: {tmp_path}/no/a.store")
+    assert said.endswith("no such file or directory; give the path of something that is there")
+
+
+def test_an_engine_that_answers_something_else_is_named(tmp_path, capsys):
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"model": "x"}')
+
+        def log_message(self, *_):
+            pass
+
+    text = write_texts(tmp_path / "t.jsonl", [{"prompt": "a", "answer": "b"}])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said = failed(capsys, "tokens", text, tmp_path / "out.jsonl", "--url", url)
+        server.shutdown()
+    assert said == (f"forebay: {url}/tokenize answered without 'tokens', so it is no such engine")

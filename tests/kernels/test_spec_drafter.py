@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 from array import array
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ torch = pytest.importorskip("torch", reason="kernels need torch")
 
 from forebay.kernels.plugins import vllm_drafter
 from forebay.kernels.speculative.automaton import SuffixAutomaton
+from forebay.kernels.speculative.collect import Collector
 from forebay.kernels.speculative.contexts import DEPTH, SEPARATOR, Contexts, pack
+from forebay.kernels.speculative.corpus import read_texts
 from forebay.kernels.speculative.draft_length import DraftLength
 from forebay.kernels.speculative.drafter import Drafter, History
 from forebay.kernels.speculative.store import StoreReader, answers_of, open_store, write_store
@@ -45,6 +48,55 @@ def longest_in(text, history):
             length += 1
         best = max(best, length)
     return best
+
+
+def settled(sort):
+    """Run at once, as an executor that is never behind would."""
+    done = Future()
+    done.set_result(sort())
+    return done
+
+
+def test_fences_lead_to_the_same_place_as_a_search_over_everything():
+    rng = random.Random(8)
+    text = array("I", [rng.randrange(6) for _ in range(3000)])
+    contexts = Contexts.of(text)
+    for _ in range(300):
+        length = rng.randint(1, 20)
+        history = array("I", [rng.randrange(6) for _ in range(length)])
+        rank, match = contexts.find(pack(history[-DEPTH:]))
+        assert match == longest_in(text, history)
+        place = len(text) - contexts._order[rank]
+        assert text[place - match : place] == history[len(history) - match :]
+
+
+def test_no_step_waits_for_a_long_prompt_to_be_sorted():
+    prompt = array("I", [1007, 1008, 1009, 1010, 1011] + [t % 500 for t in range(5000)])
+    asked = []
+
+    def later(sort):
+        asked.append((sort, Future()))
+        return asked[-1][1]
+
+    history, drafter = History(prompt), Drafter(most=3, background=later)
+    for token in (1007, 1008, 1009):
+        history.extend([token])
+        assert drafter.propose(history) == []
+    (sort, future), *others = asked
+    assert others == []
+    future.set_result(sort())
+    assert drafter.propose(history) == [1010, 1011, 0]
+
+
+def test_a_short_prompt_is_sorted_on_the_way_and_a_done_one_serves_at_once():
+    asked = []
+    short = History(array("I", [1, 2, 3, 4]))
+    short.extend([1, 2])
+    assert Drafter(most=2, background=asked.append).propose(short) == [3, 4]
+    assert asked == []
+    long = History(array("I", range(3000)))
+    long.extend([5, 6])
+    assert Drafter(most=2, background=settled).propose(long) == [7, 8]
 
 
 def test_the_automaton_knows_the_longest_end_that_stood_before():
@@ -264,6 +316,63 @@ def test_the_drafters_settings_come_from_vllms_own_and_unknown_ones_are_named():
     assert vllm_drafter.settings_of(vllm_config(forebay={"min_match": 3})) == {"min_match": 3}
     with pytest.raises(ValueError, match="no setting 'wurth'"):
         vllm_drafter.settings_of(vllm_config(forebay={"wurth": 1}))
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for given, why in (
+        ({"collect_share": 0}, "collect_share must be over 0 and up to 1, not 0"),
+        ({"collect_share": 1.5}, "collect_share must be over 0 and up to 1, not 1.5"),
+        ({"collect_mb": -1}, "collect_mb must be over 0, not -1"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            vllm_drafter.settings_of(SimpleNamespace(additional_config={"forebay": given}))
+
+
+def collected(path, histories, **settings):
+    collector = Collector(path, run=lambda write: write(), clock=lambda: 86_400.0 * 9, **settings)
+    for prompt, answer in histories:
+        history = History(array("I", prompt))
+        history.extend(answer)
+        collector.add(history)
+    return [(list(each.tokens), each.answer_from, each.day) for each in read_texts([path])]
+
+
+def test_answers_are_kept_as_what_training_reads_and_for_their_owner_alone(tmp_path: Path):
+    path = tmp_path / "kept.jsonl"
+    histories = [([1, 2, 3], range(20)), ([4], range(5)), ([5], range(30))]
+    kept = collected(path, histories, share=1.0)
+    assert kept == [([1, 2, 3, *range(20)], 3, 9), ([5, *range(30)], 1, 9)]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_share_is_kept_and_no_more_than_there_is_room_for(tmp_path: Path):
+    many = [([1], range(20))] * 1000
+    some = collected(tmp_path / "a.jsonl", many, share=0.1, rng=random.Random(0))
+    assert 70 < len(some) < 130
+    full = collected(tmp_path / "b.jsonl", many, share=1.0, most_bytes=1000)
+    assert 0 < (tmp_path / "b.jsonl").stat().st_size <= 1000
+    assert 0 < len(full) < 20
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path, caplog):
+    collector = Collector(tmp_path / "no" / "x", run=lambda write: write(), share=1.0)
+    history = History(array("I", [1]))
+    history.extend(range(20))
+    for _ in range(3):
+        collector.add(history)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"answers are not kept: {tmp_path}/no/x: No such file or directory"
+    ]
+
+
+def test_rows_tell_of_the_histories_that_end():
+    ended = []
+    rows = vllm_drafter.Rows(ended.append)
+    ids = array("I", [1, 2, 3, 4])
+    rows.take([(ids, 3, [3]), (ids, 4, [4])])
+    assert ended == []
+    rows.take([])
+    assert [list(history.tokens) for history in ended] == [[1, 2], [1, 2, 3]]
 
 
 def test_random_batches_of_vllm_rows_match_histories_kept_by_name():
