@@ -49,7 +49,7 @@ def measure(drafter, history, answer, kept):
 
 
 def longest_step(prompt, answer):
-    """Milliseconds of the longest of the steps until the prompt is sorted, and how many they are."""
+    """Milliseconds of the longest step until the prompt is sorted, and how many steps that were."""
     with ThreadPoolExecutor(max_workers=1) as beside:
         drafter = Drafter(most=8, background=beside.submit)
         history, times = History(array("I", prompt)), []
