@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from .standing_in import StandIn
+
 if TYPE_CHECKING:
     from .intake import Inbound
     from .messages import Guest, Message, Responder
@@ -21,9 +23,9 @@ class Host(Protocol):
 
 
 class Naming:
-    """Waits as a request's guest, and is a go-between to the real one from then on."""
+    """A request that waits for the tokens of its prompt."""
 
-    __slots__ = ("_guest", "_host", "_inbound", "_left", "_message", "_responder")
+    __slots__ = ("_host", "_inbound", "_message", "_responder", "_stand_in")
 
     def __init__(
         self, host: Host, inbound: Inbound, message: Message, responder: Responder
@@ -32,36 +34,18 @@ class Naming:
         self._inbound = inbound
         self._message = message
         self._responder = responder
-        self._guest: Guest | None = None
-        self._left = False
+        self._stand_in = StandIn()
 
     def begin(self, cutter: Cutter) -> Guest | None:
         """Have the prompt cut; where that cannot be, go on at once."""
         inbound = self._inbound
         if cutter.submit(inbound.request.route, inbound.body.raw, self._cut):
-            return self
+            return self._stand_in
         return self._host.named(inbound, None, self._message, self._responder)
 
     def _cut(self, tokens: bytes | None) -> None:
-        if self._left:
+        if self._stand_in.left:
             return
         responder = self._responder
-        self._guest = self._host.named(self._inbound, tokens, self._message, responder)
-        if self._guest is not None and responder.slow:
-            self._guest.caller_slow()
-
-    def caller_left(self) -> None:
-        """See messages.Guest."""
-        self._left = True
-        if self._guest is not None:
-            self._guest.caller_left()
-
-    def caller_slow(self) -> None:
-        """See messages.Guest."""
-        if self._guest is not None:
-            self._guest.caller_slow()
-
-    def caller_ready(self) -> None:
-        """See messages.Guest."""
-        if self._guest is not None:
-            self._guest.caller_ready()
+        guest = self._host.named(self._inbound, tokens, self._message, responder)
+        self._stand_in.give_way(guest, responder)

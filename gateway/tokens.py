@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from forebay.policies.contracts import ConfigError, Overloaded, Rejected, Unauthorized
 
 from .extras import needs
+from .standing_in import StandIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -87,23 +88,22 @@ class Verifying:
     """A request whose token is being verified: its tenant until that is known.
 
     That begins with the head, so that a body is not read for nothing. A request that is whole
-    before waits here as its own guest, and this is a go-between to the real one from then on.
+    before has a stand-in for its guest until then.
     """
 
-    __slots__ = ("_guest", "_host", "_left", "_message", "_responder", "_said")
+    __slots__ = ("_host", "_message", "_responder", "_said", "_stand_in")
 
     def __init__(self, host: Host, message: Message) -> None:
         self._host = host
         self._message = message
         self._responder: Responder | None = None
         self._said: Grant | Rejected | None = None
-        self._guest: Guest | None = None
-        self._left = False
+        self._stand_in = StandIn()
 
     def begin(self, responder: Responder) -> Guest | None:
         """Answer the request, which is whole now; at once or when its token is verified."""
         self._responder = responder
-        return self if self._said is None else self._answer(self._said, responder)
+        return self._stand_in if self._said is None else self._answer(self._said, responder)
 
     def verified(self, said: Grant | Rejected) -> None:
         """Let the request in, or turn it away."""
@@ -112,32 +112,14 @@ class Verifying:
         if responder is None:
             if isinstance(said, Rejected) and message.refusal is None:
                 message.refusal = self._host.refusal_of(said, message)
-        elif not self._left:
-            self._guest = self._answer(said, responder)
-            if self._guest is not None and responder.slow:
-                self._guest.caller_slow()
+        elif not self._stand_in.left:
+            self._stand_in.give_way(self._answer(said, responder), responder)
 
     def _answer(self, said: Grant | Rejected, responder: Responder) -> Guest | None:
         if isinstance(said, Rejected):
             self._host.turn_away(said, self._message, responder)
             return None
         return self._host.granted(said, self._message, responder)
-
-    def caller_left(self) -> None:
-        """See messages.Guest."""
-        self._left = True
-        if self._guest is not None:
-            self._guest.caller_left()
-
-    def caller_slow(self) -> None:
-        """See messages.Guest."""
-        if self._guest is not None:
-            self._guest.caller_slow()
-
-    def caller_ready(self) -> None:
-        """See messages.Guest."""
-        if self._guest is not None:
-            self._guest.caller_ready()
 
 
 class Tokens:
