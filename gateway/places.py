@@ -31,8 +31,6 @@ STALLED = "stalled"
 """No first byte for too long, in an arm on trial."""
 ROLLED_BACK = "rolled_back"
 """Its arm was taken back while it waited there."""
-REASONS = (UNHEALTHY, SATURATED, TOO_LONG, BAD_ANSWER)
-"""What a fallback may be for."""
 FROM_AN_ARM = frozenset({UNHEALTHY, SATURATED, TOO_LONG, STALLED, ROLLED_BACK})
 
 
