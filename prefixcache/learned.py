@@ -327,7 +327,7 @@ class Learned:
         if over <= 0:
             return
         # Some more at once: to find the oldest takes longer than to take them out.
-        over = min(_SWEPT, over + min(_AHEAD, capacity // 256))
+        over = min(_SWEPT, over + min(_AHEAD, capacity // 1024))
         if self.owners is not None:
             greedy = self.owners.greedy(endpoint, over, capacity)
             removed = self._index.remove(endpoint, greedy)
