@@ -286,9 +286,11 @@ def main() -> None:
     blocks = int(distinct * args.cache / BLOCK / len(ENGINES))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for port in ENGINES if args.engines != "there" else ():
+        for core, port in enumerate(ENGINES if args.engines != "there" else ()):
             log = folder / f"engine-{port}.log"
             env = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+            # Left to themselves both bind to the same cores, and one's step waits for the other's.
+            env["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
             stack.enter_context(running(engine(port, blocks), log, **env))
         for port in ENGINES:
             wait_for(f"http://127.0.0.1:{port}/health")

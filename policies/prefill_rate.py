@@ -19,11 +19,15 @@ hit that did not happen counts as slowness until the endpoint's expectations hav
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 KEPT = 0.98
 LEAST = 8
 """Prompts below which no rate is told, and between two fits: a fit takes 1 us."""
+_USUAL = 3.0
+_USUAL_S = 0.1
+"""A time longer than so many times what was foretold, and this, counts as that."""
 _DRAWN = 0.05
 """How strongly the slope is drawn to the plain ratio, against a spread as large as the mean."""
 
@@ -69,6 +73,12 @@ class _Endpoint:
             self.since = 0
             self.fit()
 
+    def longest(self, x: float) -> float:
+        """Return what a first byte may take to be taken for the usual: one stall is no slowness."""
+        if not self.slope:
+            return math.inf
+        return _USUAL * (self.fixed_s + x * self.slope) + _USUAL_S
+
     def fit(self) -> None:
         mean_x, mean_t = self.x / self.n, self.t / self.n
         if mean_x <= 0:
@@ -101,7 +111,7 @@ class PrefillRate:
         own = self._endpoints.get(endpoint)
         if own is None or mark.placed > own.placed:  # forgotten since
             return
-        own.learn(mark.ahead, max(0.0, now - mark.at))
+        own.learn(mark.ahead, min(max(0.0, now - mark.at), own.longest(mark.ahead)))
         own.ahead = min(own.let_pass(now), own.placed - mark.placed)
 
     def rate(self, endpoint: str) -> float | None:

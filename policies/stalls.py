@@ -19,6 +19,8 @@ GRACE_S = 0.25
 """A first byte is late after TIMES what was foretold, and this."""
 UNKNOWN_S = 1.0
 """What is late where nothing was measured yet."""
+UNKNOWN_RATE = 10_000.0
+"""Tokens a second, where nothing was measured anywhere."""
 
 
 class Stalls:
@@ -58,4 +60,4 @@ class Stalls:
         rate = self._prefill.rate(endpoint)
         if rate is not None:
             return rate
-        return max((self._prefill.rate(other) or 0.0 for other in self._due), default=0.0)
+        return max(self._prefill.rate(other) or 0.0 for other in self._due) or UNKNOWN_RATE

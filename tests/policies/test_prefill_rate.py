@@ -125,3 +125,14 @@ def test_a_forgotten_endpoint_begins_anew():
     engine.measured.began("e", mark, 1e6 + 1)
     assert engine.measured.rate("e") is None
     engine.measured.restarted("other")
+
+
+def test_a_single_stall_is_not_taken_for_slowness():
+    engine = Engine(10_000.0)
+    now = engine.run(200, use=0.3, size=mixed, start=0.0)
+    usual = engine.measured.wait("e", 2000, now + 60)
+    mark = engine.measured.placed("e", 100, now + 60)
+    engine.measured.began("e", mark, now + 80)
+    now = engine.run(8, use=0.1, size=same, start=now + 100)
+    after = engine.measured.wait("e", 2000, now + 60)
+    assert after == pytest.approx(usual, rel=0.3)
