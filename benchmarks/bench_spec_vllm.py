@@ -44,13 +44,13 @@ def gaps_of(output):
 def keep_full(engine, scene, how):
     """Answer all prompts, `batch` at a time; also seconds and tokens until the last one began."""
     started, waiting = time.perf_counter(), list(enumerate(scene["prompts"]))[::-1]
-    counts, done, full = {}, {}, None
+    counts, done, full = {}, {}, (0.0, 0)
     while waiting or len(done) < len(counts):
         while waiting and len(counts) - len(done) < scene["batch"]:
             number, ids = waiting.pop()
             counts[f"{scene['name']} {number}"] = 0
             engine.add_request(f"{scene['name']} {number}", {"prompt_token_ids": ids}, how)
-        if not waiting and full is None:
+        if not waiting and not full[0]:
             full = (time.perf_counter() - started, sum(counts.values()))
         for answer in engine.step():
             counts[answer.request_id] = len(answer.outputs[0].token_ids)

@@ -37,7 +37,7 @@ class DecodeConfig:
     """Launch settings of stage 1.
 
     resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
-    fused: items of a sequence, on average, up to which the last program merges them; 0: never.
+    fused: states of a sequence, on average, up to which the last program merges them; 0: never.
     hoist: let the compiler work out before the loop over items what does not change in it.
     """
 
@@ -228,7 +228,9 @@ def paged_decode(
     # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
     words = cache.is_quantised and config.block_m < 64 and query.dtype != torch.float32
     words = words and value_dim % 4 == 0
-    fused = split and items <= config.fused * sequences
+    # A part of a plan may end one sequence and begin the next: two states.
+    states = items if plan is None else 2 * plan.columns
+    fused = split and states <= config.fused * sequences
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
     decode_split_kernel[grid](
         query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,

@@ -64,22 +64,24 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     size = int.from_bytes(mapped[:8], "little")
     try:
         head = json.loads(mapped[8 : 8 + size])
-    except ValueError:
-        raise ValueError(f"{path} has a damaged head") from None
-    head.pop("__metadata__", None)
+        head.pop("__metadata__", None)
+        told_of = {n: (t["dtype"], t["shape"], *t["data_offsets"]) for n, t in head.items()}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ValueError(f"{path} has a damaged head, copy it again") from None
     found: dict[str, torch.Tensor] = {}
-    for name, told in head.items():
-        start, end = told["data_offsets"]
-        kind = _TYPES[told["dtype"]]
+    for name, (dtype, shape, start, end) in told_of.items():
+        kind = _TYPES.get(dtype)
+        if kind is None:
+            raise ValueError(f"{path}: {name} is of type {dtype}, there are {', '.join(_TYPES)}")
         if start == end:
-            found[name] = torch.empty(told["shape"], dtype=kind)
+            found[name] = torch.empty(shape, dtype=kind)
             continue
         raw = torch.frombuffer(
             mapped, dtype=torch.uint8, count=end - start, offset=8 + size + start
         )
         # An offset that is no multiple of the element's size cannot be viewed as that type.
         raw = raw.clone() if (8 + size + start) % kind.itemsize else raw
-        found[name] = raw.view(kind).view(told["shape"])
+        found[name] = raw.view(kind).view(shape)
     return found
 
 

@@ -178,36 +178,36 @@ def _export(arguments: Namespace) -> dict[str, Any]:
 
 
 def _tokens(arguments: Namespace) -> dict[str, Any]:
-    count = 0
     if arguments.out.exists() and arguments.out.samefile(arguments.text):
         raise ValueError(f"{arguments.out} is the text itself; name another file for the tokens")
     # A file that was there stays until the new one is whole.
-    part = arguments.out.with_name(arguments.out.name + ".part")
-    with arguments.text.open(encoding="utf-8") as lines, part.open("w") as out:
-        for number, line in enumerate(lines, 1):
-            try:
-                told = json.loads(line)
-                prompt, answer = str(told["prompt"]), str(told["answer"])
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f"{arguments.text}:{number}: no JSON object with 'prompt' and 'answer'"
-                ) from None
-            try:
-                day = day_of(told.get("day", 0))
-            except ValueError as error:
-                raise ValueError(f"{arguments.text}:{number}: {error}") from None
-            before = _tokenize(arguments, prompt)
-            after = _tokenize(arguments, answer)
-            more = {"tenant": told["tenant"]} if "tenant" in told else {}
-            if "day" in told:
-                more["day"] = day
-            made = {"tokens": before + after, "answer_from": len(before), **more}
-            out.write(json.dumps(made) + "\n")
-            count += 1
-            if count % 1000 == 0:
-                print(f"{count} texts", file=sys.stderr)
-    part.replace(arguments.out)
+    part, count = arguments.out.with_name(arguments.out.name + ".part"), 0
+    try:
+        with arguments.text.open(encoding="utf-8") as lines, part.open("w") as out:
+            for count, line in enumerate(lines, 1):
+                out.write(json.dumps(_tokenised(arguments, line, count)) + "\n")
+                if count % 1000 == 0:
+                    print(f"{count} texts", file=sys.stderr)
+        part.replace(arguments.out)
+    finally:
+        part.unlink(missing_ok=True)
     return {"texts": count}
+
+
+def _tokenised(arguments: Namespace, line: str, number: int) -> dict[str, Any]:
+    where = f"{arguments.text}:{number}"
+    try:
+        told = json.loads(line)
+        prompt, answer = str(told["prompt"]), str(told["answer"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{where}: no JSON object with 'prompt' and 'answer'") from None
+    more = {name: told[name] for name in ("tenant", "day") if name in told}
+    try:
+        more |= {"day": day_of(more["day"])} if "day" in more else {}
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    before, after = _tokenize(arguments, prompt), _tokenize(arguments, answer)
+    return {"tokens": before + after, "answer_from": len(before), **more}
 
 
 def _tokenize(arguments: Namespace, text: str) -> list[int]:

@@ -24,7 +24,7 @@ TOKEN_BYTES = 4
 SEPARATOR = 0xFFFFFFFF  # stands between answers and is never a token
 _WIDTH = DEPTH * TOKEN_BYTES
 _MARK = SEPARATOR.to_bytes(TOKEN_BYTES, "big")
-_SIDE = 12  # places looked at on either side of the search's end
+_SIDE = 8  # places looked at on either side of the search's end
 _STEP = 256  # ranks from fence to fence: .4 bytes a token
 
 
@@ -118,7 +118,7 @@ class Contexts:
         for step, last in ((-1, max(-1, rank - _SIDE)), (1, min(len(order), rank + _SIDE))):
             for near in range(rank + step, last, step):
                 at = order[near]
-                if text[at * 4 : at * 4 + width] != matched:
+                if text[at * 4 : at * 4 + width].tobytes() != matched:
                     break
                 places.append(at)
         return places
@@ -129,6 +129,8 @@ class Contexts:
         tokens: list[int] = []
         shares: list[float] = []
         share = 1.0
+        if len({text[max(0, at - most) * 4 : at * 4].tobytes() for at in places}) == 1:
+            places = places[:1]
         while places and len(tokens) < most:
             if len(places) == 1:
                 rest = self._after(places[0], most - len(tokens))

@@ -7,11 +7,14 @@ chance that verifying reaches the token is worth a row of the target's batch.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 __all__ = ["DraftLength"]
 
 _FADE = 0.98
 _PRIOR = 4.0  # drafts' worth of belief in the first guess
-_CLASSES = 6
+_BOUNDS = (2, 3, 4, 8, 16)  # least match length of each class but the first
+_CLASSES = len(_BOUNDS) + 1
 _PROBE = 16
 _FREE = 0.02
 
@@ -31,7 +34,7 @@ class DraftLength:
     @staticmethod
     def class_of(match: int) -> int:
         """Class of a match length: 1, 2, 3, 4-7, 8-15, 16 and more."""
-        return min(match, 3) - 1 if match < 4 else 3 if match < 8 else 4 if match < 16 else 5
+        return bisect_right(_BOUNDS, match)
 
     def chance(self, source: int, match: int) -> float:
         """Chance that a token is accepted when those before it were."""

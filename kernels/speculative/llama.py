@@ -53,6 +53,10 @@ class LlamaConfig:
             raise ValueError(f"rotary embeddings of type '{kind}' are not supported")
         if told.get("attention_bias") or told.get("mlp_bias"):
             raise ValueError("a Llama with biases is not supported")
+        needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        for name in (*needed, "num_attention_heads"):
+            if not isinstance(told.get(name), int):
+                raise ValueError(f"the model's config.json has no number '{name}'")  # noqa: TRY004 - a value
         heads = told["num_attention_heads"]
         return cls(
             vocab_size=told["vocab_size"],

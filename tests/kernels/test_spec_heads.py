@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 from forebay.kernels.speculative.checkpoint import load_tensors, save_tensors, write_json
 from forebay.kernels.speculative.command import main
 from forebay.kernels.speculative.corpus import Corpus, Text, read_texts
+from forebay.kernels.speculative.heads.medusa import MedusaHeads
 from forebay.kernels.speculative.heads.training import Recipe, Trainer, load_head
 from forebay.kernels.speculative.llama import Llama, LlamaConfig, causal, load_llama
 
@@ -152,3 +153,28 @@ def test_checkpoints_survive_all_types(tmp_path: Path):
     save_tensors(tmp_path / "model.safetensors", tensors)
     for name, value in load_tensors(tmp_path).items():
         torch.testing.assert_close(value, tensors[name], rtol=0, atol=0)
+
+
+def test_a_folder_that_holds_another_kind_of_head_is_named(target: Path, tmp_path: Path):
+    MedusaHeads.beside(load_llama(target, dtype=torch.float32), 2).save(tmp_path)
+    for method in ("eagle3", "eagle"):
+        with pytest.raises(ValueError, match=f"holds no head of method '{method}', give its own"):
+            load_head(method, tmp_path, dtype=torch.float32)
+
+
+def test_files_that_are_no_checkpoint_are_named(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    for head, why in (
+        (b'{"a": {"dtype": "F32"}}', "has a damaged head, copy it again"),
+        (b"[1]", "has a damaged head, copy it again"),
+        (
+            b'{"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}',
+            "a is of type F8_E4M3, there are F64",
+        ),
+    ):
+        path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+        with pytest.raises(ValueError, match=why):
+            load_tensors(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 10})
+    with pytest.raises(ValueError, match=r"config\.json has no number 'hidden_size'"):
+        load_llama(tmp_path, dtype=torch.float32)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.kernels.speculative.checkpoint import write_json
+from forebay.kernels.speculative.checkpoint import load_config, write_json
 from forebay.kernels.speculative.llama import causal
 
 from .eagle import Eagle1Head, Eagle3Head
@@ -86,8 +86,14 @@ def new_head(target: Llama, recipe: Recipe, corpus: Corpus) -> Head:
 
 
 def load_head(method: str, folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Head:
-    """Load a head that was saved."""
-    return _CLASSES[method].load(folder, dtype=dtype, device=device)
+    """Load a head that was saved; raises ValueError for a folder that holds another kind."""
+    other = ValueError(f"{folder} holds no head of method '{method}', give its own")
+    if (load_config(folder).get("model_type") == "medusa") != (method == "medusa"):
+        raise other
+    try:
+        return _CLASSES[method].load(folder, dtype=dtype, device=device)
+    except (KeyError, RuntimeError):
+        raise other from None
 
 
 class Trainer:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,18 +46,14 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How a request samples; temperature 0 takes the likeliest token, the lowest id on a tie."""
 
-    __slots__ = ("seed", "temperature", "top_k", "top_p")
-
-    def __init__(
-        self, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
-    ) -> None:
-        self.temperature = temperature
-        self.top_k = top_k
-        self.top_p = top_p
-        self.seed = seed
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
 
 
 def coins(seed: int) -> Coins:
