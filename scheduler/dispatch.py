@@ -10,7 +10,7 @@ endpoint it takes), and an event only has to hand out the room it made. Every ev
 room ends in `_fill`; whoever edits an EndpointView calls `changed` at once.
 
 Where a request may go is `placing`'s to say, who may wait at all is `entrance`'s, and who goes next
-the ordering's and the guards'.
+the `line`'s, by the ordering and the guards.
 
 An event returns the placements of those whose turn has come. More may happen to others besides: a
 lower class's request is refused to make room in the queue, a lower class's placement is called back
@@ -22,24 +22,22 @@ event that makes room looks at most once at each waiting shape.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay.policies.contracts import Charged, Placement
 
 from .cost import Cost
 from .entrance import Entrance
-from .guards import Guards
 from .limits import QueueLimits, too_late
+from .line import Line
 from .others import Others
 from .places import Places
 from .placing import Placing
 from .recall import Recalls
 from .unservable import unservable
-from .waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
     from random import Random
 
     from forebay.policies.contracts import (
@@ -90,17 +88,19 @@ class Dispatcher:
         """Waiting requests that were refused since they could not start in time."""
         self.released_twice = 0
         """Releases of what was not in flight: a bug of the caller, without effect here."""
-        self._ordering = ordering
         self._placing = Placing(filters=filters, scores=scores, pick=pick, rng=rng)
-        self._cost = cost or Cost()
         charged = ordering if isinstance(ordering, Charged) else None
         self._places = Places(self._placing, charged, reserves)
 
-        self.waiting = Waiting(ranked=guards is not None)
-        self.guards: Guards | None = None
-        if guards is not None:
-            alive = self.waiting.is_waiting
-            self.guards = Guards(guards, ordering, alive, sizes=watermarks is not None)
+        self._line = Line(
+            ordering,
+            cost=cost or Cost(),
+            places=self._places,
+            guards=guards,
+            sizes=watermarks is not None,
+        )
+        self.waiting = self._line.waiting
+        self.guards = self._line.guards
         self._entrance = Entrance(
             pool=pool,
             waiting=self.waiting,
@@ -112,14 +112,12 @@ class Dispatcher:
         self._drain = self._entrance.drain
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
         self._costed = charged is not None or self.guards is not None
-        self._turn = ordering.next if self.guards is None else self.guards.next
-        self._next = self._turn if not reserves else self._next_of_reserves
         self._started = self._entrance.starts
 
     @property
     def ordering(self) -> Ordering:
         """Who says who goes next."""
-        return self._ordering
+        return self._line.ordering
 
     @property
     def endpoints(self) -> dict[str, EndpointView]:
@@ -243,15 +241,7 @@ class Dispatcher:
     def _wait(self, request: Request, now: float) -> None:
         if self._drain is not None and not self.waiting.size:
             self._drain.began()
-        self._ordering.add(request, now)
-        if self.reserves is not None:
-            self.reserves.waits(request)
-        guards = self.guards
-        if guards is None:
-            self.waiting.add(request, request.deadline)
-            return
-        until = guards.add(request, self._predicted(request))
-        self.waiting.add(request, min(request.deadline, until))
+        self._line.add(request, now)
 
     def take_others(self) -> Others | None:
         """Return, once, what the last events did to others than their own requests; None: nothing.
@@ -276,8 +266,7 @@ class Dispatcher:
         before = self.waiting.get(request.id)
         if before is None or before.avoid != request.avoid:
             return False
-        self._forget(before.id)  # how often it was called back is remembered
-        self._ordering.discard(before)
+        self._line.discard(before.id)  # how often it was called back is remembered
         self._wait(request, now)
         return True
 
@@ -286,10 +275,9 @@ class Dispatcher:
         return self._leave(request)
 
     def _leave(self, request: Request) -> bool:
-        waiting = self._forget(request.id)
         if self._recalls is not None:
             self._recalls.forget(request.id)
-        return waiting is not None and self._ordering.discard(waiting)
+        return self._line.discard(request.id)
 
     def began(self, placement: Placement) -> None:
         """Take in that the first byte of an answer has come: it is not called back any more."""
@@ -362,7 +350,7 @@ class Dispatcher:
     def _place(self, request: Request, candidates: Sequence[EndpointView], now: float) -> Placement:
         view, score = self._placing.choose(request, candidates, now)
         tokens = request.uncached_tokens + request.output_tokens_estimate
-        cost = self._predicted(request) if self._costed else 0.0
+        cost = self._line.predicted(request) if self._costed else 0.0
         placement = Placement(request, view.name, tokens, now, score, cost)
         self._places.add(placement, view)
         self._started.add(now)
@@ -371,10 +359,6 @@ class Dispatcher:
             if self._recalls is not None:
                 self._recalls.placed(placement)
         return placement
-
-    def _predicted(self, request: Request) -> float:
-        cost = self._cost  # written out: a call by keywords takes three times as long
-        return cost.a * request.uncached_tokens + cost.b * request.output_tokens_estimate
 
     def _fill(self, now: float) -> list[Placement]:
         """Hand out whatever room there is."""
@@ -394,31 +378,15 @@ class Dispatcher:
                 # Nothing starts after its time, however late we are.
                 self._others.expired.extend(self._expire(now))
         while self.waiting.size and not self._placing.full():
-            request = self._next(now, fits)
+            request = self._line.next(now, fits)
             if request is None:
                 break
-            self._forget(request.id)
+            self._line.take(request.id)
             if self._drain is not None:
                 self._drain.placed(now)
             placements.append(self._place(request, found[request.shape], now))
             found.clear()
         return placements
-
-    def _next_of_reserves(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
-        """Take the next request of a reserve that is owed a place, else of all."""
-        for name in self._places.owed():
-            request = self._turn(now, partial(_of_reserve, name, fits))
-            if request is not None:
-                return request
-        return self._turn(now, fits)
-
-    def _forget(self, request_id: str) -> Request | None:
-        request = self.waiting.remove(request_id)
-        if request is not None and self.reserves is not None:
-            self.reserves.gone(request)
-        if request is not None and self.guards is not None:
-            self.guards.remove(request)
-        return request
 
     def _measure(self, now: float) -> None:
         self._entrance.measure(self.endpoints.values(), now)
@@ -456,7 +424,3 @@ class Dispatcher:
         # Where another endpoint has room for who was called back.
         self._others.started.extend(self._fill(now))
         return placement
-
-
-def _of_reserve(name: str, fits: Callable[[Request], bool], request: Request) -> bool:
-    return request.reserve == name and fits(request)
