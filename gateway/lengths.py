@@ -158,7 +158,7 @@ class PoolLength:
         )
 
     def flush(self) -> None:
-        """See Reading."""
+        """Write what the log of outcomes has buffered."""
         if self._outcomes is not None:
             self._outcomes.flush()
 

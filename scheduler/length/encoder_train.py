@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from .encoder_net import Net, Shape, learning_rates, start_from
 from .scores import buckets_of
+from .slots import WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +34,10 @@ class Inputs(NamedTuple):
     """All that is trained on, in arrays."""
 
     slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """Of each prompt: ids [S, 4], positions [S]."""
+    """Of each prompt: ids [S, 8], positions [S]."""
     opinions: NDArray[np.float32]
+    kin: NDArray[np.float32]
+    """The kin of each model [M, K], by its number."""
     counts: NDArray[np.float32]
     starts: NDArray[np.int64]
     """Where each prompt's answers begin in the arrays below, which stand prompt by prompt."""
@@ -55,7 +58,7 @@ class Training:
     batch: int = 96
     answers: int = 8
     """At most so many of a prompt in a batch."""
-    rate: float = 2e-4
+    rate: float = 1e-4
     head_rate: float = 3e-3
     decay: float = 0.1
     rank: float = 0.3
@@ -84,6 +87,7 @@ def train(
     net = Net(shape)
     if base is not None:
         start_from(net, *base)
+    net.kin.copy_(torch.from_numpy(inputs.kin))
     net.to(how.device).train()
     kept = {name: value.detach().clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.AdamW(_groups(net, how), betas=(0.9, 0.98))
@@ -152,35 +156,20 @@ class _Batch(NamedTuple):
 def _batch(
     inputs: Inputs, prompts: NDArray[np.int64], how: Training, rng: np.random.Generator
 ) -> _Batch:
-    width = max(len(inputs.slots[prompt][1]) for prompt in prompts)
-    ids = np.zeros((len(prompts), width, 4), dtype=np.int64)
-    positions = np.zeros((len(prompts), width), dtype=np.int64)
-    of: list[int] = []
-    chosen: list[int] = []
-    for number, prompt in enumerate(prompts):
-        own, where = inputs.slots[prompt]
-        ids[number, : len(own)], positions[number, : len(own)] = own, where
-        first, last = inputs.starts[prompt], inputs.starts[prompt + 1]
-        some = min(how.answers, last - first)
-        picked = (
-            rng.choice(last - first, some, replace=False) if some < last - first else range(some)
-        )
-        chosen += [int(first + each) for each in picked]
-        of += [number] * some
-    answers, counts = np.array(chosen), np.bincount(of, minlength=len(prompts))
+    ids, positions = _padded([inputs.slots[prompt] for prompt in prompts])
+    of, answers = _drawn(inputs.starts, prompts, how.answers, rng)
     hidden = rng.random(len(answers)) < how.unknown
     rows = inputs.rows[answers].copy()
     base = inputs.base[answers] - np.where(hidden, rows[:, 0], 0.0).astype(np.float32)
     rows[hidden, 0] = 0.0
-    models = np.where(hidden, 0, inputs.models[answers])
-    weights = (1 / np.sqrt(counts))[of]
+    weights = (1 / np.sqrt(np.bincount(of, minlength=len(prompts))))[of]
     arrays = (
         ids,
         positions,
         inputs.opinions[prompts],
         inputs.counts[prompts],
-        np.array(of),
-        models,
+        of,
+        np.where(hidden, 0, inputs.models[answers]),
         rows,
         base,
         np.log1p(inputs.tokens[answers]),
@@ -188,6 +177,34 @@ def _batch(
         (weights / weights.mean()).astype(np.float32),
     )
     return _Batch(*(torch.from_numpy(each).to(how.device, non_blocking=True) for each in arrays))
+
+
+def _padded(
+    slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    width = max(len(positions) for _, positions in slots)
+    ids = np.zeros((len(slots), width, WIDTH), dtype=np.int64)
+    positions = np.zeros((len(slots), width), dtype=np.int64)
+    for number, (own, where) in enumerate(slots):
+        ids[number, : len(own)], positions[number, : len(own)] = own, where
+    return ids, positions
+
+
+def _drawn(
+    starts: NDArray[np.int64], prompts: NDArray[np.int64], most: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return answers, at most so many of a prompt, and the number in `prompts` of each's."""
+    of: list[int] = []
+    chosen: list[int] = []
+    for number, prompt in enumerate(prompts):
+        first, last = int(starts[prompt]), int(starts[prompt + 1])
+        some = min(most, last - first)
+        picked = (
+            rng.choice(last - first, some, replace=False) if some < last - first else range(some)
+        )
+        chosen += [first + int(each) for each in picked]
+        of += [number] * some
+    return np.array(of), np.array(chosen)
 
 
 def _loss(net: Net, batch: _Batch, how: Training) -> Tensor:

@@ -127,6 +127,10 @@ class Gate:
             return False
         return self._judge()
 
+    def restart(self) -> None:
+        """Forget what residuals were like: somebody else predicts from now on."""
+        self._drifts.clear()
+
     def _judge(self) -> bool:
         own, size = self.settings, len(self._said)
         said, true = np.array(self._said), np.array(self._true)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _FOLDS = 4
 _MOST_WEIGHT = 16
+_FEWEST_ROWS = 20
+_UNIT = 1e-12
 
 
 class Ridge:
@@ -52,9 +54,8 @@ class Ridge:
         targets: NDArray[np.float64],
         weights: NDArray[np.float64],
     ) -> Self:
-        """Learn from what `matrix_of` returned."""
+        """Learn from what `matrix_of` returned; `weights` [N, K], 0 where a target is not known."""
         from scipy import sparse  # noqa: PLC0415 - only those who train have it
-        from sklearn.linear_model import Ridge as Solver  # noqa: PLC0415 - likewise
 
         seen = np.bincount(grams.indices, minlength=BUCKETS)
         self.idf_ = (np.log((1 + grams.shape[0]) / (1 + seen)) + 1).astype(np.float32)
@@ -62,13 +63,27 @@ class Ridge:
         self.scale_ = counts.std(0) + 1e-6
         scaled = (counts - self.shift_) / self.scale_ * self.counted_weight
         both = sparse.hstack([_normed(grams, self.idf_), scaled.astype(np.float32)]).tocsr()
-        solver = Solver(alpha=self.alpha, solver="sparse_cg", tol=3e-3, max_iter=150)
-        solver.fit(both, targets, sample_weight=weights)
-        learnt = np.atleast_2d(solver.coef_).astype(np.float32)
+        solved = [self._solve(both, *columns) for columns in zip(targets.T, weights.T, strict=True)]
+        learnt = np.stack([coefficients for coefficients, _ in solved]).astype(np.float32)
         self.weights_ = np.ascontiguousarray(learnt[:, :BUCKETS].T)
+        self.steps_ = np.ones(len(learnt), dtype=np.float32)
         self.counted_ = learnt[:, BUCKETS:].T * self.counted_weight / self.scale_[:, None]
-        self.offset_ = np.atleast_1d(solver.intercept_).astype(np.float32)
+        self.offset_ = np.array([offset for _, offset in solved], dtype=np.float32)
         return self
+
+    def _solve(
+        self, both: Any, target: NDArray[np.float64], weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], float]:
+        """Return coefficients and offset for one target; nothing but its mean where few know it."""
+        from sklearn.linear_model import Ridge as Solver  # noqa: PLC0415 - only those who train
+
+        rows = np.flatnonzero(weights)
+        if len(rows) < _FEWEST_ROWS:
+            return np.zeros(both.shape[1]), float(target[rows].mean()) if len(rows) else 0.0
+        alpha = self.alpha if len(rows) == len(weights) else self.alpha / 2
+        solver = Solver(alpha=alpha, solver="sparse_cg", tol=3e-3, max_iter=150)
+        solver.fit(both[rows], target[rows], sample_weight=weights[rows])
+        return solver.coef_, float(solver.intercept_)
 
     def __call__(
         self, columns: NDArray[np.int64], values: NDArray[np.float32], counts: NDArray[np.float32]
@@ -76,14 +91,16 @@ class Ridge:
         """Return the targets [K] of one text."""
         scaled = values * self.idf_[columns]
         norm = float(np.sqrt(scaled @ scaled)) or 1.0
-        said = (scaled / norm) @ self.weights_[columns] + (counts - self.shift_) @ self.counted_
-        return said + self.offset_
+        said = (scaled / norm) @ self.weights_[columns].astype(np.float32) * self.steps_
+        return said + (counts - self.shift_) @ self.counted_ + self.offset_
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return what is learnt, as small as it may be stored."""
+        steps = (np.abs(self.weights_).max(0) / 127 + _UNIT).astype(np.float32)
         return {
             "idf": self.idf_.astype(np.float16),
-            "weights": self.weights_.astype(np.float16),
+            "weights": np.rint(self.weights_ / steps).astype(np.int8),
+            "steps": steps * self.steps_,
             "counted_shift": self.shift_,
             "counted": self.counted_,
             "offset": self.offset_,
@@ -94,15 +111,16 @@ class Ridge:
         """Make a fitted ridge from what `arrays` returned."""
         made = cls()
         made.idf_ = arrays["idf"].astype(np.float32)
-        made.weights_ = arrays["weights"].astype(np.float32)
+        # Left in 8 bits: rows are read here and there, and those of floats miss every cache.
+        made.weights_, made.steps_ = arrays["weights"], arrays["steps"]
         made.shift_, made.counted_ = arrays["counted_shift"], arrays["counted"]
         made.offset_ = arrays["offset"]
         return made
 
     def many(self, grams: Any, counts: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the targets [N, K] of what `matrix_of` returned."""
-        said = _normed(grams, self.idf_) @ self.weights_ + (counts - self.shift_) @ self.counted_
-        return said + self.offset_
+        said = _normed(grams, self.idf_) @ self.weights_.astype(np.float32) * self.steps_
+        return said + (counts - self.shift_) @ self.counted_ + self.offset_
 
 
 def matrix_of(texts: Sequence[str]) -> tuple[Any, NDArray[np.float32]]:
@@ -154,14 +172,40 @@ def prompt_targets(
     Mean residual, share of answers over 1,000 tokens.
     """
     rows = (residuals, tokens > EDGES[-1])
+    return np.stack([_means(prompts.of, row.astype(float), prompts.counts) for row in rows], axis=1)
+
+
+def kin_targets(
+    prompts: Prompts, residuals: NDArray[np.float64], kin: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each kin's mean residual of each prompt [N, K], and how much it counts.
+
+    `kin` is that of each answer, -1 where it has none.
+    """
     size = len(prompts.texts)
-    sums = [np.bincount(prompts.of, row.astype(float), minlength=size) for row in rows]
-    return np.stack(sums, axis=1) / prompts.counts[:, None]
+    targets, weights = np.zeros((size, count)), np.zeros((size, count))
+    for number in range(count):
+        own = kin == number
+        some = np.bincount(prompts.of[own], minlength=size)
+        targets[:, number] = _means(prompts.of[own], residuals[own], np.maximum(some, 1))
+        weights[:, number] = _certain(some)
+    return targets, weights
 
 
-def prompt_weights(prompts: Prompts) -> NDArray[np.float64]:
-    """Return how much each prompt counts: more answers, more certain."""
-    return np.sqrt(np.minimum(prompts.counts, _MOST_WEIGHT))
+def _means(
+    of: NDArray[np.int64], values: NDArray[np.float64], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    return np.bincount(of, values, minlength=len(counts)) / counts
+
+
+def prompt_weights(prompts: Prompts, targets: int = 2) -> NDArray[np.float64]:
+    """Return how much each prompt counts for each target [N, targets]."""
+    return np.repeat(_certain(prompts.counts)[:, None], targets, axis=1)
+
+
+def _certain(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what so many answers weigh: more answers, more certain."""
+    return np.sqrt(np.minimum(counts, _MOST_WEIGHT))
 
 
 def out_of_fold(

@@ -29,9 +29,12 @@ _CUT = frozenset({Finish.LEFT, Finish.TIMEOUT, Finish.TRUNCATED, Finish.DRAINED}
 
 class _Open(NamedTuple):
     features: LengthFeatures
-    raw: float
     said: float
+    """Log length that was reckoned with, corrected."""
+    champion: float
     rival: float | None
+    by_rival: bool
+    """It was the challenger's that was used."""
 
 
 class LiveLength:
@@ -68,7 +71,7 @@ class LiveLength:
         template = features.template
         said = used.rank + self.correction.shift(features.tenant, features.model, template)
         other = None if rival is None else rival.rank
-        self._open[request_id] = _Open(features, prediction.rank, said, other)
+        self._open[request_id] = _Open(features, said, prediction.rank, other, used is rival)
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         if not self.gate.open:
@@ -95,13 +98,34 @@ class LiveLength:
         cut = outcome.finish in _CUT or outcome.finish_reason == "length"
         if not cut and outcome.finish is not Finish.COMPLETED:
             return
-        self.correction.add(own.tenant, own.model, own.template, true - asked.raw, cut=cut)
+        raw = self._of_champion(asked)
+        if raw is not None:
+            self.correction.add(own.tenant, own.model, own.template, true - raw, cut=cut)
         if cut:
             return
         self.mean.note(own, tokens)
-        self.gate.add(own.model, said=asked.said, true=true, raw=asked.raw)
-        if self.rivals is not None and asked.rival is not None:
-            self.rivals.add(abs(true - asked.raw), abs(true - asked.rival))
+        if raw is not None:
+            self.gate.add(own.model, said=asked.said, true=true, raw=raw)
+        self._compare(asked, true)
+
+    def _of_champion(self, asked: _Open) -> float | None:
+        """Return what the champion said; None of what the other one was used for.
+
+        The errors of two predictors make no one correction.
+        """
+        promoted = self.rivals is not None and self.rivals.promoted
+        if asked.by_rival != promoted:
+            return None
+        return asked.rival if promoted else asked.champion
+
+    def _compare(self, asked: _Open, true: float) -> None:
+        rivals = self.rivals
+        if rivals is None or asked.rival is None:
+            return
+        decided = rivals.add(abs(true - asked.champion), abs(true - asked.rival))
+        if decided and rivals.promoted:
+            self.correction = Correction()
+            self.gate.restart()
 
     @property
     def trusted(self) -> bool:

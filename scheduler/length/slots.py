@@ -1,8 +1,8 @@
-"""A long prompt's tokens on a short line: the ends one by one, the rest four to a slot.
+"""A long prompt's tokens on a short line: the ends one by one, the rest eight to a slot.
 
 What an encoder costs grows with its positions, and instructions stand at the ends of a prompt. So
 the first 128 and the last 64 tokens take at most `SLOTS` positions: the outer ones alone, the inner
-ones as the mean of four neighbours. A prompt of at most `SLOTS` tokens is read token by token.
+ones as the mean of eight neighbours. A prompt of at most `SLOTS` tokens is read token by token.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from .wordpiece import WordPiece
 
 HEAD, TAIL = 128, 64
-SLOTS = 96
-_WIDTH = 4
-_HEAD_ALONE = 40
-_TAIL_ALONE = 20
+SLOTS = 48
+WIDTH = 8
+"""Tokens that a slot has room for."""
+_HEAD_ALONE = 18
+_TAIL_ALONE = 6
 TAIL_AT = 256
 """Position at which a tail begins: another one than any head's."""
 _CHARS_PER_TOKEN = 8
 
 
 def slots_of(text: str, wordpiece: WordPiece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return token ids [S, 4], padded with 0, and positions [S] of a prompt; S <= SLOTS."""
+    """Return token ids [S, 8], padded with 0, and positions [S] of a prompt; S <= SLOTS."""
     head = wordpiece(text[: (HEAD + TAIL) * _CHARS_PER_TOKEN], HEAD + TAIL + 1)
     if len(head) <= SLOTS - 2:
         ids = [START, *head, END]
@@ -51,11 +52,11 @@ def slots_of(text: str, wordpiece: WordPiece) -> tuple[NDArray[np.int64], NDArra
 
 
 def _alone(ids: list[int]) -> NDArray[np.int64]:
-    slots = np.full((len(ids), _WIDTH), PAD, dtype=np.int64)
+    slots = np.full((len(ids), WIDTH), PAD, dtype=np.int64)
     slots[:, 0] = ids
     return slots
 
 
 def _grouped(ids: list[int]) -> NDArray[np.int64]:
-    padded = [*ids, *([PAD] * (-len(ids) % _WIDTH))]
-    return np.array(padded, dtype=np.int64).reshape(-1, _WIDTH)
+    padded = [*ids, *([PAD] * (-len(ids) % WIDTH))]
+    return np.array(padded, dtype=np.int64).reshape(-1, WIDTH)

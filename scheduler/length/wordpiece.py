@@ -1,8 +1,9 @@
 """Words to token ids, by WordPiece over a vocabulary that fits the prompts seen in training.
 
-Lower case, accents folded, each Han sign a word of its own. A word that the vocabulary lacks is cut
-greedily into the longest pieces it has, so a small vocabulary still reads everything but rare
-signs. Words already cut are remembered: most of a prompt's are among a few thousand.
+Lower case, accents folded. A word that the vocabulary lacks is cut greedily into the longest pieces
+it has, so a small vocabulary still reads everything but rare signs. Han signs have no spaces
+between words: a run of them is cut as one, and a sign that is not known leaves the rest readable.
+Words already cut are remembered: most of a prompt's are among a few thousand.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN, START, END = range(4)
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3400-\u9fff\uf900-\ufaff]+|[^\w\s]|_")
+_HAN = r"\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_HAN}]{{1,12}}|[^\W_{_HAN}]+|[^\w\s]|_")
 _FOLDED = re.compile(r"[^\x00-\x7f\u2000-\u206f\u3000-\u303f\u3400-\u9fff\uff00-\uff60]")
 """Signs that may have accents: folding a long Chinese prompt takes as long as cutting it."""
 _LONGEST_WORD = 40
@@ -36,16 +38,15 @@ class WordPiece:
 
     def __call__(self, text: str, most: int, *, last: bool = False) -> list[int]:
         """Return the first `most` ids of a text, or its last."""
-        words = split(text)
-        ids: list[int] = []
+        text, ids = folded(text), list[int]()
         if last:
-            for word in reversed(words):
+            for word in reversed(_WORD.findall(text)):
                 ids[:0] = self.cut(word)
                 if len(ids) >= most:
                     return ids[-most:]
             return ids
-        for word in words:
-            ids += self.cut(word)
+        for match in _WORD.finditer(text):  # most of a long prompt's words are not needed
+            ids += self.cut(match[0])
             if len(ids) >= most:
                 return ids[:most]
         return ids
@@ -60,10 +61,10 @@ class WordPiece:
         return known
 
     def _pieces(self, word: str) -> Iterable[int]:
-        ids, start, size = self._ids, 0, len(word)
+        ids, start, size, han = self._ids, 0, len(word), is_han(word[0])
         found: list[int] = []
         while start < size:
-            mark = "##" if start else ""
+            mark = "##" if start and not han else ""
             for end in range(size, start, -1):
                 piece = ids.get(mark + word[start:end])
                 if piece is not None:
@@ -71,35 +72,52 @@ class WordPiece:
                     start = end
                     break
             else:
-                return (UNKNOWN,)
+                if not han:
+                    return (UNKNOWN,)
+                found.append(UNKNOWN)
+                start += 1
         return found
 
 
 def split(text: str) -> list[str]:
     """Return a text's words, in lower case and without accents."""
+    return _WORD.findall(folded(text))
+
+
+def folded(text: str) -> str:
+    """Return a text in lower case and without accents."""
     text = text.lower()
-    if _FOLDED.search(text):
-        folded = unicodedata.normalize("NFD", text)
-        text = "".join(sign for sign in folded if unicodedata.category(sign) != "Mn")
-    return _WORD.findall(text)
+    if not _FOLDED.search(text):
+        return text
+    parts = unicodedata.normalize("NFD", text)
+    return "".join(sign for sign in parts if unicodedata.category(sign) != "Mn")
+
+
+def is_han(sign: str) -> bool:
+    """Tell whether a sign stands for a Chinese word or a part of one."""
+    return "\u3400" <= sign <= "\u9fff" or "\uf900" <= sign <= "\ufaff"
 
 
 def prune(vocabulary: Sequence[str], texts: Iterable[str], *, most: int) -> list[str]:
-    """Return the part of a vocabulary that texts need, and the Han signs that it lacks.
+    """Return the part of a vocabulary that texts need, and the signs that it lacks.
 
-    Kept are `SPECIAL`, single letters and signs, pieces the texts use, then what stands first in
-    `vocabulary` (the commonest, by custom) until there are `most`.
+    Kept are `SPECIAL`, letters and signs of ASCII, the pieces and Han signs that texts use more
+    than once, the commonest first, then what stands first in `vocabulary` (the commonest, by
+    custom) until there are `most`.
     """
     full = WordPiece([*SPECIAL, *(piece for piece in vocabulary if piece not in SPECIAL)])
-    used: Counter[int] = Counter()
-    han: Counter[str] = Counter()
+    used: Counter[str] = Counter()
     for text in texts:
-        words = split(text)
-        used.update(piece for word in words for piece in full.cut(word))
-        han.update(word for word in words if "\u3400" <= word <= "\ufaff")
-    wanted = [piece for piece, count in han.most_common() if count > 1]
-    short = [piece for piece in full.vocabulary[4:] if len(piece.removeprefix("##")) == 1]
-    common = [full.vocabulary[number] for number, count in used.most_common() if count > 1]
-    ordered = dict.fromkeys([*SPECIAL, *short, *common, *wanted, *full.vocabulary])
-    keep = list(ordered)[: max(most, 4 + len(short))]
+        for word in split(text):
+            used.update(full.vocabulary[piece] for piece in full.cut(word) if piece > END)
+            if is_han(word[0]) or (len(word) == 1 and full.cut(word) == (UNKNOWN,)):
+                used.update(word)
+    short = [piece for piece in full.vocabulary[4:] if _is_plain(piece.removeprefix("##"))]
+    common = [piece for piece, count in used.most_common() if count > 1]
+    ordered = list(dict.fromkeys([*SPECIAL, *short, *common, *full.vocabulary]))
+    keep = ordered[: max(most, 4 + len(short))]
     return [*SPECIAL, *sorted(set(keep) - set(SPECIAL))]
+
+
+def _is_plain(piece: str) -> bool:
+    return len(piece) == 1 and piece.isascii()

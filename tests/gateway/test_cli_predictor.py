@@ -233,7 +233,7 @@ def test_an_encoder_is_trained_the_same_twice_and_learns(
 ):
     pytest.importorskip("torch")
     data = written(tmp_path, 240)
-    call = ["train", "--data", data, "--part", "train", "--scratch", "--layers", 1]
+    call = ["train", "--data", data, "--part", "train", "--base", "scratch", "--layers", 1]
     for name in ("a", "b"):
         told(capsys, *call, "--epochs", 3, "--vocabulary", 500, "--out", tmp_path / name)
 

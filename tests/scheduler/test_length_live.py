@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from forebay.policies.contracts import Finish, Outcome, Request, Route
 from forebay.scheduler.length import LengthFeatures, Prediction
@@ -186,3 +187,16 @@ def test_a_request_that_was_not_read_teaches_the_mean_only():
 
     assert live.estimate(FEATURES._replace(answers=1)) == 200
     assert live.asked("r") is None
+
+
+def test_a_challenger_that_takes_over_is_corrected_by_its_own_errors():
+    live = LiveLength(rivals=Rivals(fewest=20))
+    # Two answers of a hundred tokens: the champion says too little, the challenger too much.
+    for number in range(300):
+        live.take(f"r{number}", FEATURES, said(60), said(120))
+        live.learn(structs.replace(REQUEST, id=f"r{number}"), ended())
+
+    assert live.rivals is not None
+    assert live.rivals.promoted
+    assert live.trusted
+    assert live.take("last", FEATURES, said(60), said(120)) == pytest.approx(204, abs=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.scheduler.length.slots import SLOTS, TAIL_AT, slots_of
+from forebay.scheduler.length.slots import SLOTS, TAIL_AT, WIDTH, slots_of
 from forebay.scheduler.length.stated import stated_tokens
 from forebay.scheduler.length.text import COUNTED, counted, ends, hashed_grams
 from forebay.scheduler.length.wordpiece import SPECIAL, UNKNOWN, WordPiece, prune, split
@@ -57,18 +57,27 @@ def test_a_word_is_cut_into_the_longest_pieces_known():
     cut = WordPiece([*SPECIAL, "play", "##ing", "##in", "##g", "中", "!"])
 
     assert cut("Playing 中文 PLAY!", 20) == [4, 5, 8, UNKNOWN, 4, 9]
+    assert cut("Plaything", 20) == [UNKNOWN]
     assert cut("Playing 中文 PLAY!", 2) == [4, 5]
     assert cut("Playing 中文 PLAY!", 2, last=True) == [4, 9]
 
 
 def test_accents_and_case_are_folded():
-    assert split("Café 東京_Über-1") == ["cafe", "東", "京", "_", "uber", "-", "1"]
+    assert split("Café 東京_Über-1") == ["cafe", "東京", "_", "uber", "-", "1"]
+
+
+def test_a_run_of_han_signs_is_cut_into_the_longest_words_known():
+    cut = WordPiece([*SPECIAL, "的", "中国", "中", "历史"])
+
+    assert cut("中国的历史中", 20) == [5, 4, 7, 6]
+    assert cut("中国鱻的", 20) == [5, UNKNOWN, 4]
+    assert cut("的" * 100, 300) == [4] * 100
 
 
 def test_a_vocabulary_keeps_what_texts_need_and_single_letters():
     whole = [*SPECIAL, "a", "b", "##a", "##b", "able", "word", "never"]
 
-    assert prune(whole, ["word word able able 字 字"], most=11) == [
+    assert prune(whole, ["word word able able 字 字 。 。"], most=12) == [
         *SPECIAL,
         "##a",
         "##b",
@@ -76,6 +85,7 @@ def test_a_vocabulary_keeps_what_texts_need_and_single_letters():
         "able",
         "b",
         "word",
+        "。",
         "字",
     ]
 
@@ -90,7 +100,9 @@ def test_a_short_prompt_has_a_slot_for_each_token():
 
     ids, positions = slots_of("a a", cut)
 
-    assert ids.tolist() == [[2, 0, 0, 0], [4, 0, 0, 0], [4, 0, 0, 0], [3, 0, 0, 0]]
+    assert ids[:, 0].tolist() == [2, 4, 4, 3]
+    assert ids.shape == (4, WIDTH)
+    assert not ids[:, 1:].any()
     assert positions.tolist() == [0, 1, 2, 3]
 
 
