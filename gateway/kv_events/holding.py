@@ -98,8 +98,21 @@ class Holdings:
 
     def _united(self, one: Holding, change: Change) -> Change:
         """Return what no publisher holds any more, and what is nearer or farther than it was."""
-        told, gone, moved = one.told, list[int](), dict[int, int]()
-        for block in tuple(told) if change.cleared else change.removed:
+        told = one.told
+        gone, moved = self._take_out(told, tuple(told) if change.cleared else change.removed)
+        self._put_in(told, change.stored, moved)
+        if change.cleared and len(self._tallies) == len(moved):  # nobody else holds anything
+            return Change(cleared=True, removed=[], stored=moved)
+        return Change(
+            cleared=False, removed=[block for block in gone if block not in moved], stored=moved
+        )
+
+    def _take_out(
+        self, told: dict[int, int], blocks: Iterable[int]
+    ) -> tuple[list[int], dict[int, int]]:
+        """Return which of a publisher's blocks nobody holds now, and which lie farther away."""
+        gone, moved = list[int](), dict[int, int]()
+        for block in blocks:
             before = told.pop(block, NOWHERE)
             if before == NOWHERE:
                 continue
@@ -108,17 +121,17 @@ class Holdings:
                 gone.append(block)
             elif now != was:
                 moved[block] = now
-        for block, tier in change.stored.items():
+        return gone, moved
+
+    def _put_in(self, told: dict[int, int], stored: dict[int, int], moved: dict[int, int]) -> None:
+        """Note a publisher's blocks; add those that are nearer now, or new."""
+        for block, tier in stored.items():
             before = told.get(block, NOWHERE)
             told[block] = tier
             less = ONE[before] if before != NOWHERE else 0
             was, now = self._count(block, ONE[tier] - less)
             if now != was or block in moved:
                 moved[block] = now
-        if change.cleared and len(self._tallies) == len(moved):  # nobody else holds anything
-            return Change(cleared=True, removed=[], stored=moved)
-        kept = [block for block in gone if block not in moved]
-        return Change(cleared=False, removed=kept, stored=moved)
 
     def _count(self, block: int, by: int) -> tuple[int, int]:
         """Change a block's tally; return its lowest tier before and after."""
