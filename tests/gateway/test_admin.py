@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 from forebay.gateway import page
-from forebay.gateway.admin import OPEN, Status, admin_app
+from forebay.gateway.admin import admin_app
+from forebay.gateway.admin_guard import OPEN
+from forebay.gateway.admin_status import Status
 from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
 from forebay.gateway.telemetry.metrics import Metrics
 from forebay.gateway.telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forebay.gateway.admin import OPEN
+from forebay.gateway.admin_guard import OPEN
 from forebay.gateway.telemetry.access_log import AccessLog
 from forebay.gateway.telemetry.catalog import CATALOG
 from forebay.gateway.telemetry.histogram import QUEUE_BOUNDS, TTFT_BOUNDS
