@@ -51,6 +51,20 @@ if TYPE_CHECKING:
             ...
 
 
+_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("trace", lambda run: run["trace"]),
+    ("load", lambda run: f"{run['load']:g}"),
+    ("seed", lambda run: str(run["seed"])),
+    ("order", lambda run: run["order"]),
+    ("mean wait", lambda run: f"{run['mean_wait_s']:.3f}"),
+    ("p99 wait", lambda run: f"{run['p99_wait_s']:.3f}"),
+    ("mean TTFT", lambda run: f"{run['mean_ttft_s']:.3f}"),
+    ("goodput", lambda run: f"{run['goodput_share']:.3f}"),
+    ("jain", lambda run: f"{run['jain']:.3f}" if run["jain_stretches"] else "-"),
+    ("refused", lambda run: str(run["rejected"])),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that was asked for, checked."""
@@ -93,20 +107,9 @@ class Done:
             f" ({run['endpoints']} x {run['engine_profile']}, {run['in_flight']} in flight each)"
             for run in self.runs
         )
-        head = (
-            "trace",
-            "load",
-            "seed",
-            "order",
-            "mean wait",
-            "p99 wait",
-            "mean TTFT",
-            "goodput",
-            "jain",
-            "refused",
-        )
-        rows = [head, *(_row(run) for run in self.runs)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        rows = [[name for name, _ in _COLUMNS]]
+        rows += [[show(run) for _, show in _COLUMNS] for run in self.runs]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)) for r in rows)
         requests = sum(run["requests"] for run in self.runs)
         speed = f"{requests} requests in {self.wall_s:.1f} s of wall time, measuring included"
@@ -231,18 +234,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType] - JSON
     return round(value, 6) if isinstance(value, float) else value
-
-
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        run["trace"],
-        f"{run['load']:g}",
-        str(run["seed"]),
-        run["order"],
-        f"{run['mean_wait_s']:.3f}",
-        f"{run['p99_wait_s']:.3f}",
-        f"{run['mean_ttft_s']:.3f}",
-        f"{run['goodput_share']:.3f}",
-        f"{run['jain']:.3f}" if run["jain_stretches"] else "-",
-        str(run["rejected"]),
-    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from forebay.scheduler.cost import Cost
 
@@ -60,12 +60,27 @@ class Report:
     makespan_s: float
 
 
+class _Times(NamedTuple):
+    """Of some times: mean, 99th percentile and longest; zeros of nothing."""
+
+    mean: float
+    p99: float
+    longest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        ordered = sorted(values)
+        if not ordered:
+            return cls(0.0, 0.0, 0.0)
+        return cls(_mean(ordered) or 0.0, percentile(ordered, 0.99) or 0.0, ordered[-1])
+
+
 def summarise(trace: Sequence[TraceRequest], lives: Sequence[Life], settings: Settings) -> Report:
     """Work out a run's numbers."""
     served = [(r, life) for r, life in zip(trace, lives, strict=True) if life.ended is not None]
-    waits = sorted(_since(life, life.placed) for _, life in served)
-    ends = sorted(_since(life, life.ended) for _, life in served)
-    firsts = sorted(_since(life, life.first) for _, life in served)
+    waits = _Times.of(_since(life, life.placed) for _, life in served)
+    ends = _Times.of(_since(life, life.ended) for _, life in served)
+    firsts = _Times.of(_since(life, life.first) for _, life in served)
     by_bucket: dict[str, list[Life]] = {name: [] for name in bucket_names()}
     for request, life in served:
         by_bucket[bucket_of(request.output_tokens)].append(life)
@@ -73,13 +88,13 @@ def summarise(trace: Sequence[TraceRequest], lives: Sequence[Life], settings: Se
     return Report(
         requests=len(lives),
         rejected=len(lives) - len(served),
-        mean_wait_s=_mean(waits) or 0.0,
-        p99_wait_s=percentile(waits, 0.99) or 0.0,
-        max_wait_s=waits[-1] if waits else 0.0,
-        mean_e2e_s=_mean(ends) or 0.0,
-        p99_e2e_s=percentile(ends, 0.99) or 0.0,
-        mean_ttft_s=_mean(firsts) or 0.0,
-        p99_ttft_s=percentile(firsts, 0.99) or 0.0,
+        mean_wait_s=waits.mean,
+        p99_wait_s=waits.p99,
+        max_wait_s=waits.longest,
+        mean_e2e_s=ends.mean,
+        p99_e2e_s=ends.p99,
+        mean_ttft_s=firsts.mean,
+        p99_ttft_s=firsts.p99,
         goodput_share=_in_time(served, settings.profile) / max(1, len(lives)),
         jain=jain,
         jain_stretches=stretches,
@@ -158,14 +173,14 @@ def _by_class(lives: Sequence[Life], settings: Settings) -> dict[str, dict[str, 
     told: dict[str, dict[str, float]] = {}
     for rank, each in enumerate(settings.classes):
         own = [life for life in lives if life.rank == rank]
-        waits = sorted(_since(life, life.placed) for life in own if life.placed is not None)
+        waits = _Times.of(_since(life, life.placed) for life in own if life.placed is not None)
         refused = [life.refused - life.arrived for life in own if life.refused is not None]
         told[each.name] = {
             "requests": len(own),
             "rejected": len(refused),
-            "mean_wait_s": _mean(waits) or 0.0,
-            "p99_wait_s": percentile(waits, 0.99) or 0.0,
-            "max_wait_s": waits[-1] if waits else 0.0,
+            "mean_wait_s": waits.mean,
+            "p99_wait_s": waits.p99,
+            "max_wait_s": waits.longest,
             "max_wait_of_rejected_s": max(refused, default=0.0),
         }
     return told
