@@ -26,13 +26,13 @@ class Drafts:
     """Sets `py_draft_tokens` of generation requests; keeps a history for each by its id."""
 
     def __init__(self, most: int, *, store: str | None = None, **settings: Any) -> None:
-        reader = StoreReader(store) if store else None
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")
+        reader = StoreReader(store, background=self._beside.submit) if store else None
         self._most = most
-        self._sorter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-sort")
         self._drafter = Drafter(
             most=most,
             store=reader.contexts if reader else None,
-            background=self._sorter.submit,
+            background=self._beside.submit,
             **settings,
         )
         self._histories: dict[int, History] = {}

@@ -152,9 +152,9 @@ class ForebayDrafter:
     def __init__(self, vllm_config: Any) -> None:
         settings = settings_of(vllm_config)
         store = settings.pop("store", None)
-        self._reader = StoreReader(store) if store else None
-        self._max_tokens = int(vllm_config.model_config.max_model_len)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")
+        self._reader = StoreReader(store, background=self._beside.submit) if store else None
+        self._max_tokens = int(vllm_config.model_config.max_model_len)
         collects = {name: settings.pop(name) for name in _COLLECTS & set(settings)}
         self._rows = Rows(_collector(collects, self._beside))
         self._drafter = Drafter(

@@ -7,7 +7,7 @@ context is one slice and slices compare as tokens do: 4 bytes for the token, 4 f
 array, 8 a token in all.
 
 Contexts are sorted to a depth of 16 tokens, by doubling: places are ranked by one token, by two, by
-four. Deeper agreement is found by comparing, never by sorting. Every 256th context is kept as a
+four. Deeper agreement is found by comparing, never by sorting. Every 128th context is kept as a
 *fence* in a list, which is searched several times as fast as views of memory are.
 """
 
@@ -25,7 +25,7 @@ SEPARATOR = 0xFFFFFFFF  # stands between answers and is never a token
 _WIDTH = DEPTH * TOKEN_BYTES
 _MARK = SEPARATOR.to_bytes(TOKEN_BYTES, "big")
 _SIDE = 8  # places looked at on either side of the search's end
-_STEP = 256  # ranks from fence to fence: .4 bytes a token
+_STEP = 128  # ranks from fence to fence: .8 bytes a token
 
 
 class Guess(NamedTuple):

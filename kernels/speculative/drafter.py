@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from .automaton import SuffixAutomaton
@@ -159,15 +160,18 @@ class Drafter:
         return draft
 
     def _best(self, history: History, most: int) -> tuple[int, Guess]:
-        best, guess = ANSWER, history.answer_guess(most)
+        guess = history.answer_guess(most)
         if guess.match >= DEPTH:
-            return best, guess
+            return ANSWER, guess
         recent = pack(history.tokens[-DEPTH:])
-        for source, contexts in self._others(history):
-            rank, match = contexts.find(recent)
-            if match > guess.match:
-                best, guess = source, contexts.follow(rank, recent[: match * 4], most)
-        return best, guess
+        found = [
+            (*contexts.find(recent), source, contexts) for source, contexts in self._others(history)
+        ]
+        # Of equals the first, which is the nearer one; only the winner is followed.
+        rank, match, source, contexts = max(found, key=itemgetter(1), default=(0, 0, ANSWER, None))
+        if contexts is None or match <= guess.match:
+            return ANSWER, guess
+        return source, contexts.follow(rank, recent[: match * 4], most)
 
     def _others(self, history: History) -> list[tuple[int, Contexts]]:
         kept = self._store() if self._store is not None else None

@@ -9,6 +9,7 @@ notice the new one within seconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -22,6 +23,9 @@ from .contexts import SEPARATOR, TOKEN_BYTES, Contexts, sort_contexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
+
+    Background = Callable[[Callable[[], Contexts]], Future[Contexts]]
 
 __all__ = ["Head", "StoreReader", "answers_of", "open_store", "write_store"]
 
@@ -120,19 +124,29 @@ class StoreReader:
     """A store as a drafter reads it: mapped, and mapped again when the file was replaced.
 
     A file that goes away or is damaged leaves the last good one in place. A new one is looked for
-    every two seconds at most.
+    every two seconds at most; background, as an executor's `submit`, opens it beside the caller.
     """
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        background: Background | None = None,
+    ) -> None:
         self._path = Path(path)
         self._clock = clock
+        self._background = background
         self._mark = self._identity()
         self._contexts = open_store(self._path)[1]
+        self._opening: Future[Contexts] | None = None
         self._next = clock() + _LOOK_AGAIN_S
 
     def contexts(self) -> Contexts:
         """Return the newest good contexts."""
-        if self._clock() >= self._next:
+        if self._opening is not None:
+            self._take(self._opening)
+        elif self._clock() >= self._next:
             self._look()
         return self._contexts
 
@@ -149,7 +163,18 @@ class StoreReader:
         if mark in (None, self._mark):
             return
         self._mark = mark
-        try:
-            self._contexts = open_store(self._path)[1]
-        except (OSError, ValueError):
+        if self._background is not None:
+            self._opening = self._background(self._open)
             return
+        with contextlib.suppress(OSError, ValueError):
+            self._contexts = self._open()
+
+    def _open(self) -> Contexts:
+        return open_store(self._path)[1]
+
+    def _take(self, opening: Future[Contexts]) -> None:
+        if not opening.done():
+            return
+        self._opening = None
+        with contextlib.suppress(OSError, ValueError):
+            self._contexts = opening.result()

@@ -235,6 +235,31 @@ def test_a_reader_takes_up_a_new_store_and_keeps_the_old_one_when_the_new_is_dam
     assert seen == [[3], [3], [9], [9], [9]]
 
 
+def test_a_new_store_is_opened_beside_the_steps_and_taken_up_when_it_is(tmp_path: Path):
+    path, now, asked = tmp_path / "a.store", [0.0], []
+
+    def later(opening):
+        asked.append((opening, Future()))
+        return asked[-1][1]
+
+    write_store(path, [(0, [1, 2, 3])], tokenizer="")
+    reader = StoreReader(path, clock=lambda: now[0], background=later)
+    old = reader.contexts()
+    write_store(path, [(0, [4, 5, 6])], tokenizer="")
+    now[0] = 3.0
+    assert reader.contexts() is reader.contexts() is old
+    ((opening, future),) = asked
+    future.set_result(opening())
+    assert reader.contexts().guess(pack(array("I", [4])), 2).tokens == [5, 6]
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"fbstore1")
+    damaged.replace(path)
+    now[0] = 6.0
+    reader.contexts()
+    asked[1][1].set_exception(ValueError("damaged"))
+    assert reader.contexts().guess(pack(array("I", [4])), 2).tokens == [5, 6]
+
+
 def test_threads_may_draft_for_different_histories_at_once():
     rng = random.Random(3)
     text = array("I", [rng.randrange(50) for _ in range(5000)])
