@@ -216,33 +216,41 @@ class Relay:
         pool.release(attempt.placement, now)
         if self._settled:
             return
-        elsewhere = pool.dispatcher.could_serve(wider, now)
         refused = pool.budget.refused
-        if may_retry(
-            verdict,
-            tries=self._tries,
-            attempts=pool.section.retry.attempts,
-            begun=False,
-            elsewhere=elsewhere,
-            deadline=self.request.deadline,
-            now=now,
-            budget=pool.budget,
-        ):
-            self._state = advance(self._state, Event.RETRY)
-            self._submit(wider, now)
+        if self._retry(verdict, wider, now) or self._move_on(verdict, wider, now):
             return
-        if self._inbound.places and verdict in MOVES_ON and not self._tries.spent:
-            self.request = wider  # never the same endpoint twice
-            reason = SATURATED if verdict is Verdict.FULL else UNHEALTHY
-            if self._move(reason, now):
-                return
         if pool.budget.refused > refused:
             self._app.observer.retry_refused(pool.name)
         answer = final(verdict, error, pool.name)
         blamed = Finish.REJECTED if isinstance(answer, InvalidRequest) else Finish.ENGINE_ERROR
         self.answer_error(answer, finish=blamed)
 
+    def _retry(self, verdict: Verdict, wider: Request, now: float) -> bool:
+        """Begin anew in the same pool, where that may be and an endpoint is left for it."""
+        pool = self._inbound.pool
+        if not may_retry(
+            verdict,
+            tries=self._tries,
+            attempts=pool.section.retry.attempts,
+            begun=False,
+            elsewhere=pool.dispatcher.could_serve(wider, now),
+            deadline=self.request.deadline,
+            now=now,
+            budget=pool.budget,
+        ):
+            return False
+        self._state = advance(self._state, Event.RETRY)
+        self._submit(wider, now)
+        return True
+
     # -- going elsewhere -------------------------------------------------------------------------
+
+    def _move_on(self, verdict: Verdict, wider: Request, now: float) -> bool:
+        """Go on at the next place, where what became of an attempt is a reason for that."""
+        if not self._inbound.places or verdict not in MOVES_ON or self._tries.spent:
+            return False
+        self.request = wider  # never the same endpoint twice
+        return self._move(SATURATED if verdict is Verdict.FULL else UNHEALTHY, now)
 
     def _move(self, reason: str, now: float) -> bool:
         """Go on at the next place that takes a request for this reason; False: there is none.
