@@ -230,7 +230,10 @@ def paged_decode(
     words = words and value_dim % 4 == 0
     # A part of a plan may end one sequence and begin the next: two states.
     states = items if plan is None else 2 * plan.columns
-    fused = split and states <= config.fused * sequences
+    # The two ways of merging round differently, and which it is depends on the batch.
+    invariant = policy == "fixed" and plan is None
+    fused = split and not invariant and states <= config.fused * sequences
+    many = invariant or items // sequences > 4
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
     decode_split_kernel[grid](
         query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
@@ -249,7 +252,7 @@ def paged_decode(
             out, lse, workspace.out, workspace.lse, cache.seq_lens, cu_query,
             plan.first if plan else None, max_query_len, *sums, out.stride(0), out.stride(1),
             HEADS=heads, VALUE_DIM=value_dim, WINDOW=rule.window, PDL=use_pdl,
-            BLOCK_N=config.block_n, BLOCK_S=16 if items // sequences > 4 else 4, BLOCK_V=block_v,
+            BLOCK_N=config.block_n, BLOCK_S=16 if many else 4, BLOCK_V=block_v,
             num_warps=2 if block_v <= 128 else 4, launch_pdl=use_pdl,
         )  # fmt: skip
     return out

@@ -189,8 +189,9 @@ def test_the_same_inputs_give_the_same_bits() -> None:
     assert torch.equal(decode(case, policy="fixed")[0], decode(case, policy="fixed")[0])
 
 
-def test_fixed_splits_do_not_depend_on_the_rest_of_the_batch() -> None:
-    case = make_case(seq_lens=[140, 70, 33])
+@pytest.mark.parametrize("longest", [70, 500])
+def test_fixed_splits_do_not_depend_on_the_rest_of_the_batch(longest: int) -> None:
+    case = make_case(seq_lens=[240, longest, 33], dtype=torch.float32)
     assert case.cache.block_table is not None
     alone = replace(
         case,
@@ -201,8 +202,11 @@ def test_fixed_splits_do_not_depend_on_the_rest_of_the_batch() -> None:
             seq_lens=case.cache.seq_lens[:1],
             block_table=case.cache.block_table[:1],
         ),
+        max_seq_len=240,
     )
-    assert torch.equal(decode(case, policy="fixed")[0][:1], decode(alone, policy="fixed")[0])
+    together, lone = decode(case, policy="fixed"), decode(alone, policy="fixed")
+    assert torch.equal(together[0][:1], lone[0])
+    assert torch.equal(together[1][:1], lone[1])
 
 
 def test_a_plan_is_reused_by_layers_and_rewritten_in_place() -> None:
