@@ -20,6 +20,10 @@ _H = ord("H")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
+_DROPPED = HttpResponseParser(object())
+"""In the place of a parser that is no more wanted."""
+
+
 class _MalformedError(Exception):
     """Raised inside the parser's callbacks, to stop it."""
 
@@ -90,7 +94,7 @@ class Answer:
 
     def drop(self) -> None:
         """Parse no more. Parser and answer refer to each other, which would outlive the socket."""
-        del self._parser
+        self._parser = _DROPPED
 
     def _feed_body(self, data: bytes) -> None:
         self._parser.feed_data(data)

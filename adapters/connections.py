@@ -155,10 +155,12 @@ class Connections:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port or an address in brackets that is none
         parts, usable = urlsplit(""), False
-    usable = usable and _VISIBLE.fullmatch(url)  # urlsplit drops line breaks without a word
+    usable = (
+        usable and _VISIBLE.fullmatch(url) is not None
+    )  # urlsplit drops line breaks without a word
     if not usable or parts.query or parts.fragment or parts.username is not None:
         raise ConfigError("an endpoint's url must read http(s)://host[:port][/path]")
     return parts

@@ -51,7 +51,7 @@ def drop_control(call: Call, control: frozenset[str], edits: dict[str, bytes]) -
     """
     members = call.members
     if not members and call.route is Route.TRANSCRIPTIONS:
-        return tuple(sorted(control - call.allow - edits.keys()))
+        return tuple(sorted(control.difference(call.allow, edits)))
     if control.isdisjoint(members):
         return ()
     return tuple(

@@ -110,7 +110,7 @@ class App:
         self.paused = set[str]()
         """Tenants that an operator lets wait outside."""
         self._clock = time.time
-        self._signed = False
+        self._verifies = False
         self.configure(config, keys=keys, pools=pools)
 
     def configure(self, config: Config, *, keys: Keys, pools: dict[str, Pool]) -> None:
@@ -121,7 +121,7 @@ class App:
         self._max_buffered = config.server.max_buffered
         self._keys = keys
         # A request whose token is being verified outlives the reload that takes the issuer away.
-        self._signed = self._signed or config.auth.jwt is not None
+        self._verifies = self._verifies or config.auth.jwt is not None
         self.preparation.configure(config, pools)
 
     # -- messages.Host ---------------------------------------------------------------------------
@@ -142,7 +142,8 @@ class App:
             if grant is None:
                 raise _no_key()
             if isinstance(grant, Unverified):
-                return self._admit_unverified(grant, message)
+                self._admit_unverified(grant, message)
+                return None
             message.tenant = grant.tenant
             if grant.until is not FOREVER:
                 message.until = self.now() + grant.until - self._clock()
@@ -201,7 +202,7 @@ class App:
     def serve(self, message: Message, responder: Responder) -> Guest | None:
         """Answer a whole request."""
         route = routes.ROUTES.get(message.path)
-        if self._signed and isinstance(message.tenant, Verifying):
+        if self._verifies and isinstance(message.tenant, Verifying):
             return message.tenant.begin(responder)
         try:
             if route is not None:
@@ -210,7 +211,7 @@ class App:
                 inbound = self.preparation.read_stored(message)
             else:
                 tenant = message.tenant
-                return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type] - set by admit
+                return self._local.answer(message, responder, tenant, self)  # type: ignore[arg-type]  # set by admit
         except Rejected as error:
             self.turn_away(error, message, responder)
             return None

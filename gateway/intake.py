@@ -198,7 +198,7 @@ def asks_usage(body: AnyBody) -> bool:
     if "stream_options" not in body.members:
         return False
     options: Any = body.get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True  # type: ignore[reportUnknownMemberType] - any JSON
+    return isinstance(options, dict) and options.get("include_usage") is True  # type: ignore[reportUnknownMemberType]  # any JSON
 
 
 def output_limit(body: AnyBody) -> int | None:

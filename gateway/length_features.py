@@ -41,7 +41,7 @@ def features_of(request: Request, body: AnyBody, *, answers: int, hour: int) -> 
         if around
         else "",
         turns=turns,
-        tools=len(tools) if isinstance(tools, list) else 0,  # type: ignore[reportUnknownArgumentType] - any JSON
+        tools=len(tools) if isinstance(tools, list) else 0,  # type: ignore[reportUnknownArgumentType]  # any JSON
         schema=schema not in (None, {"type": "text"}),
         stop=bool(_get(body, "stop") or _get(body, "stop_sequences")),
         temperature=temperature if isinstance(temperature, int | float) else None,
@@ -54,7 +54,7 @@ def _conversation(route: Route, body: AnyBody) -> tuple[str, str, int]:
     if route is Route.COMPLETIONS:
         prompt = _get(body, "prompt")
         if isinstance(prompt, list):
-            prompt = prompt[0] if prompt else ""  # type: ignore[reportUnknownVariableType] - any JSON
+            prompt = prompt[0] if prompt else ""  # type: ignore[reportUnknownVariableType]  # any JSON
         return (prompt if isinstance(prompt, str) else ""), "", 1
     said = _get(body, "input" if route is Route.RESPONSES else "messages")
     around = [_text(_get(body, name)) for name in ("system", "instructions")]
@@ -71,7 +71,7 @@ def _conversation(route: Route, body: AnyBody) -> tuple[str, str, int]:
 
 
 def _messages(said: Any) -> Iterator[tuple[str, str]]:
-    for message in said if isinstance(said, list) else ():  # type: ignore[reportUnknownVariableType] - any JSON
+    for message in said if isinstance(said, list) else ():  # type: ignore[reportUnknownVariableType]  # any JSON
         if isinstance(message, dict):
             role = message.get("role")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
             yield str(role or "user"), _text(message.get("content"))  # type: ignore[reportUnknownArgumentType, reportUnknownMemberType] - any JSON
@@ -83,7 +83,7 @@ def _text(content: Any) -> str:
     if not isinstance(content, list):
         return ""
     parts: list[str] = []
-    for part in content:  # type: ignore[reportUnknownVariableType] - any JSON
+    for part in content:  # type: ignore[reportUnknownVariableType]  # any JSON
         text = part.get("text") if isinstance(part, dict) else part  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
         if isinstance(text, str):
             parts.append(text)

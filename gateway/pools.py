@@ -265,7 +265,8 @@ class Pool:
         """
         if good and self.prefix is not None:
             self.prefix.began(placement, now)
-        if self.recallable is not None and self.recallable.pop(placement.request.id, None):
+        recallable = self.recallable
+        if recallable is not None and recallable.pop(placement.request.id, None) is not None:
             self.dispatcher.began(placement)
 
     def priority(self, request: Request) -> int | None:

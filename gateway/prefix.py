@@ -314,7 +314,7 @@ class PoolPrefix:
             if delta.epoch == epoch == "":
                 self.learned.forget_expected(endpoint)
         elif delta.epoch == epoch:
-            new = self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type] - hashes of theirs
+            new = self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type]  # hashes of theirs
             if now is not None:  # what is new there had to be computed
                 self.work.add(endpoint, new * self.section.block_tokens, now)
 

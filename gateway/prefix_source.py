@@ -63,11 +63,11 @@ class EndpointEvents:
             return
         if delta.removed:
             gone = blocks_of(delta.removed)
-            index.remove(endpoint, gone, Source.EXACT)  # type: ignore[arg-type] - hashes from the reader
-            index.remove(endpoint, gone)  # type: ignore[arg-type] - likewise
+            index.remove(endpoint, gone, Source.EXACT)  # type: ignore[arg-type]  # hashes from the reader
+            index.remove(endpoint, gone)  # type: ignore[arg-type]  # likewise
         for blocks, tier in zip((delta.stored, delta.host, delta.disk), Tier, strict=True):
             if blocks:
-                index.hold(endpoint, blocks_of(blocks), tier)  # type: ignore[arg-type] - likewise
+                index.hold(endpoint, blocks_of(blocks), tier)  # type: ignore[arg-type]  # likewise
 
     def state(self, state: State) -> None:
         """See Listener."""

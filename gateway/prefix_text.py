@@ -32,7 +32,7 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
                 pieces += (_canonical(body.get(name)), _END)
         said = body.get("input" if route is Route.RESPONSES else "messages")
         if isinstance(said, list):
-            for message in said:  # type: ignore[reportUnknownVariableType] - any JSON
+            for message in said:  # type: ignore[reportUnknownVariableType]  # any JSON
                 _write(message, pieces)
         elif said is not None:
             pieces.append(_canonical(said))
@@ -41,7 +41,7 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
         return b""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # type: ignore[reportUnknownVariableType] - any JSON
+        prompt = prompt[0]  # type: ignore[reportUnknownVariableType]  # any JSON
     return b"" if prompt is None else _canonical(prompt)
 
 
@@ -59,7 +59,7 @@ def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:
     said: Any = body.get("messages")
     if not isinstance(said, list):
         return None
-    messages = _first_messages(said, size - sum(heads))  # type: ignore[reportUnknownArgumentType] - any JSON
+    messages = _first_messages(said, size - sum(heads))  # type: ignore[reportUnknownArgumentType]  # any JSON
     last: Any = messages[-1] if messages else {}
     content, role = _PART_IN
     if last.get("role") != role:
@@ -70,7 +70,7 @@ def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:
 
 def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # type: ignore[reportUnknownVariableType] - any JSON
+        prompt = prompt[0]  # type: ignore[reportUnknownVariableType]  # any JSON
     if isinstance(prompt, str):
         cut = _cut(prompt, size)
         return {"prompt": cut} if cut else None
@@ -89,9 +89,9 @@ def _first_messages(said: list[Any], left: int) -> list[dict[str, Any]]:
         _write(message, pieces)
         size = sum(map(len, pieces))
         if size > left:
-            part = _part(message, left)  # type: ignore[reportUnknownArgumentType] - any JSON
+            part = _part(message, left)  # type: ignore[reportUnknownArgumentType]  # any JSON
             return [*messages, part] if part else messages
-        messages.append(message)  # type: ignore[reportUnknownArgumentType] - likewise
+        messages.append(message)  # type: ignore[reportUnknownArgumentType]  # likewise
         left -= size
     return messages
 
@@ -99,7 +99,7 @@ def _first_messages(said: list[Any], left: int) -> list[dict[str, Any]]:
 def _part(message: dict[str, Any], left: int) -> dict[str, Any] | None:
     """Return a message with the beginning of what it says, where that is plain text."""
     role, content = str(message.get("role")), message.get("content")
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):  # type: ignore[reportUnknownArgumentType] - any JSON
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):  # type: ignore[reportUnknownArgumentType]  # any JSON
         content = content[0].get("text")  # type: ignore[reportUnknownMemberType, reportUnknownVariableType] - JSON
     if not isinstance(content, str):
         return None
@@ -117,8 +117,8 @@ def _write(message: Any, pieces: list[bytes]) -> None:
         pieces += (_canonical(message), _END)
         return
     role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
-    pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType] - JSON
-    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType] - JSON
+    pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]  # JSON
+    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON
     if rest:
         pieces.append(_canonical(rest))
     pieces.append(_END)
@@ -127,8 +127,8 @@ def _write(message: Any, pieces: list[bytes]) -> None:
 def _canonical(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "replace")
-    if isinstance(value, list) and len(value) == 1:  # type: ignore[reportUnknownArgumentType] - any JSON
-        (part,) = value  # type: ignore[reportUnknownVariableType] - JSON
-        if isinstance(part, dict) and part.keys() == {"type", "text"}:  # type: ignore[reportUnknownMemberType] - JSON
-            return _canonical(part["text"])  # type: ignore[reportUnknownArgumentType] - text in a list of one is that text
+    if isinstance(value, list) and len(value) == 1:  # type: ignore[reportUnknownArgumentType]  # any JSON
+        (part,) = value  # type: ignore[reportUnknownVariableType]  # JSON
+        if isinstance(part, dict) and part.keys() == {"type", "text"}:  # type: ignore[reportUnknownMemberType]  # JSON
+            return _canonical(part["text"])  # type: ignore[reportUnknownArgumentType]  # text in a list of one is that text
     return msgspec.json.encode(value, order="deterministic")

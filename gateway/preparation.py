@@ -71,7 +71,7 @@ class Preparation:
 
     def read(self, message: Message, route: Route) -> Inbound:
         """Make a call of a request on a plain route. Raises Rejected."""
-        tenant: Tenant = message.tenant  # type: ignore[assignment] - set by admit
+        tenant: Tenant = message.tenant  # type: ignore[assignment]  # set by admit
         body = intake.read_body(message, route)
         pool, model = intake.choose_pool(intake.model_of(body), self._models, tenant)
         call = Call(
@@ -99,7 +99,7 @@ class Preparation:
 
     def read_stored(self, message: Message) -> Inbound:
         """Make a call of a request about a stored response. Raises Rejected."""
-        tenant: Tenant = message.tenant  # type: ignore[assignment] - set by admit
+        tenant: Tenant = message.tenant  # type: ignore[assignment]  # set by admit
         name = stored_name(message.path) or ""
         stored = self._stored.find(name, tenant.name, self._now())
         pool = None if stored is None else self._pools.get(stored.pool)
@@ -172,7 +172,8 @@ class Preparation:
         speculates, kind = True, ""
         if pool.speculation is not None:
             speculates, kind = pool.speculation.judge(body, predicted, call.route)
-        uncached, blocks = prompt, ()
+        uncached = prompt
+        blocks: tuple[BlockHash, ...] = ()
         if pool.prefix is not None:
             blocks = self._name_prefix(inbound, pool.prefix, model)
             uncached = prompt - pool.prefix.longest(blocks, prompt)

@@ -24,7 +24,7 @@ from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .operations import Operations
 from .prefix_status import sharing_status
-from .protocol import Connections, HttpProtocol
+from .protocol import Connections
 from .quota.metering import Metering
 from .reload import Watcher, refuse_fixed
 from .status import take_snapshot
@@ -119,9 +119,7 @@ class Process:
         await self._assemble()
         self.connections = Connections(self.app, limits_of(self.config), time.monotonic)
         try:
-            self._listener = await bind(
-                lambda: HttpProtocol(self.connections), server.host, server.port
-            )
+            self._listener = await bind(self.connections.accept, server.host, server.port)
         except ConfigError:
             await self.experiments.close()
             await self.metering.close()

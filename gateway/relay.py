@@ -331,8 +331,9 @@ class Relay:
         elif is_stalled(attempt, self._inbound, self.request, now) and self.leave(STALLED):
             return
         elif now - attempt.last_bytes > limits.first_byte:
-            error = EngineFailed(f"the engine sent nothing for {limits.first_byte:g} s", status=504)
-            self.failed(attempt, Verdict.BROKEN, error, sent=True)
+            text = f"the engine sent nothing for {limits.first_byte:g} s"
+            silent = EngineFailed(text, status=504)
+            self.failed(attempt, Verdict.BROKEN, silent, sent=True)
 
     def caller_left(self) -> None:
         """Stop the engine and settle: nobody is there any more."""

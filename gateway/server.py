@@ -28,7 +28,7 @@ from forebay.gateway.config import load
 from .engine_host import EngineHost
 from .messages import Limits
 from .process import Process, bind
-from .protocol import Connections, HttpProtocol
+from .protocol import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ def _overridden(config: Config, host: str | None, port: int | None) -> Config:
 async def _run_engine(embedded: Embedded, host: str, port: int) -> int:
     loop = asyncio.get_running_loop()
     connections = Connections(EngineHost(embedded), Limits(), time.monotonic)
-    listener = await bind(lambda: HttpProtocol(connections), host, port)
+    listener = await bind(connections.accept, host, port)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)

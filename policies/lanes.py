@@ -101,7 +101,7 @@ class Lanes:
         entries[request_id] = entry = (place, self._serial, request, lane)
         heap = lane.heap
         heappush(heap, entry)
-        if heap[0] is entry:
+        if heap[0][1] == self._serial:
             self._reseat(lane)
 
     def discard(self, request: Request) -> bool:
@@ -115,19 +115,24 @@ class Lanes:
             return False  # another try of it waits, which may go elsewhere
         del entries[request.id]
         heap = lane.heap
-        if heap[0] is entry:
+        if heap[0][1] == entry[1]:
             heappop(heap)
-            while heap and entries.get(heap[0][2].id) is not heap[0]:
+            while heap and not self._is_alive(heap[0]):
                 heappop(heap)
                 lane.dead -= 1
             self._reseat(lane)
             return True
         lane.dead += 1
         if lane.dead > _FEW and 2 * lane.dead > len(heap):
-            lane.heap = [e for e in heap if entries.get(e[2].id) is e]
+            lane.heap = [each for each in heap if self._is_alive(each)]
             heapify(lane.heap)
             lane.dead = 0
         return True
+
+    def _is_alive(self, entry: _Entry) -> bool:
+        # By number: one tuple may be two objects where this is compiled.
+        known = self._entries.get(entry[2].id)
+        return known is not None and known[1] == entry[1]
 
     def first(self, fits: Callable[[Request], bool]) -> Request | None:
         """Return the first that `fits`, which is asked once a shape; None when none does."""
@@ -171,7 +176,7 @@ class Lanes:
             return
         heads = self._heads
         if lane.rank is not None:
-            del heads[bisect_left(heads, (lane.rank, lane.number))]  # type: ignore[arg-type] - the lane itself decides nothing
+            del heads[bisect_left(heads, (lane.rank, lane.number))]  # type: ignore[arg-type]  # the lane itself decides nothing
         lane.rank = rank
         if rank is None:
             del self._lanes[lane.key]

@@ -106,7 +106,7 @@ def read_frames(frames: Many[bytes]) -> Batch:
         batch = _decode(frames[-1])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"no event message: {type(error).__name__}") from error
-    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):  # type: ignore[reportUnknownArgumentType] - any msgpack
+    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):  # type: ignore[reportUnknownArgumentType]  # any msgpack
         raise ValueError("no event message: it is no [time, events]")
     events, unread = list[Event](), 0
     for item in cast("list[Any]", batch[1]):

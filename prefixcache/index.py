@@ -217,7 +217,7 @@ class Index:
                 if used >> _COUNT_BITS >= clock or len(old) >= most:
                     break
                 old.append(block)
-        return self.remove(endpoint, old)  # type: ignore[arg-type] - what was stored
+        return self.remove(endpoint, old)  # type: ignore[arg-type]  # what was stored
 
     def recent(self, endpoint: str, clock: int) -> list[BlockHash]:
         """Return an endpoint's expected blocks that were used since a moment of `clock`."""
@@ -230,7 +230,7 @@ class Index:
                 if used >> _COUNT_BITS <= clock:
                     break
                 found.append((used, block))
-        return [block for _, block in sorted(found)]  # type: ignore[misc] - what was stored
+        return [block for _, block in sorted(found)]  # type: ignore[misc]  # what was stored
 
     def used(self, endpoint: str, block: BlockHash) -> tuple[int, int] | None:
         """Return an expected block's age, in uses of any block, and its uses."""
@@ -254,7 +254,7 @@ class Index:
         found.sort(key=itemgetter(1))
         del found[count:]
         clock = self._clock
-        return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc] - what was stored
+        return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc]  # what was stored
 
     def first_used(self, endpoint: str) -> int | None:
         """Return the moment of `clock` when the least recently used expected block was used.

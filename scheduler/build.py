@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads it at run time
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING
@@ -98,7 +97,7 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
     journal: Callable[[bytes], object] | None = None,
 ) -> Dispatcher:
     """Make a dispatcher with the usual filters and pick; the usual score is the least load."""
-    make = Dispatcher if journal is None else partial(Journaled, journal)
+    make = Dispatcher if journal is None else Journaled
     dispatcher = make(
         pool=pool,
         ordering=make_ordering(settings, uncached=uncached),
@@ -113,6 +112,8 @@ def make_dispatcher(  # noqa: PLR0913 - as many as the dispatcher has parts that
         reserves=settings.reserves,
         cost=cost,
     )
+    if journal is not None and isinstance(dispatcher, Journaled):
+        dispatcher.write_to(journal)
     dispatcher.set_limits(
         max_requests=max_requests, max_bytes=max_bytes, classes=settings.class_caps
     )

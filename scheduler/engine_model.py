@@ -254,12 +254,12 @@ class EngineModel:
             budget -= chunk
             pairs += chunk * (2 * sequence.computed - chunk) // 2
         while budget and not result.preempted:
-            sequence = self._admit(budget)
-            if sequence is None:
+            admitted = self._admit(budget)
+            if admitted is None:
                 break
-            chunk = self._compute(sequence, budget)
+            chunk = self._compute(admitted, budget)
             budget -= chunk
-            pairs += chunk * (2 * sequence.computed - chunk) // 2
+            pairs += chunk * (2 * admitted.computed - chunk) // 2
         return total - budget, pairs
 
     def _extend(self, sequence: Sequence, budget: int, result: StepResult) -> int:

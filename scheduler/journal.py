@@ -35,12 +35,15 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Journaled(Dispatcher):
-    """A dispatcher whose every event and decision goes to `write`, a line at a time."""
+    """A dispatcher whose every event and decision is written down, a line at a time."""
 
-    def __init__(self, write: Callable[[bytes], object], **parts: Any) -> None:
-        super().__init__(**parts)
+    _write: Callable[[bytes], object]
+    _views: dict[str, tuple[object, ...]]
+
+    def write_to(self, write: Callable[[bytes], object]) -> None:
+        """Write there; to be called once, before anything happens."""
         self._write = write
-        self._views: dict[str, tuple[object, ...]] = {}
+        self._views = {}
 
     def _in(self, event: str, *what: object) -> None:
         self._write(_encode(("in", event, *what)) + b"\n")

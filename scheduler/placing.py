@@ -62,10 +62,10 @@ class Placing:
         for view in self.views.values():
             view.in_flight = view.in_flight_tokens = 0
         for placement in placed:
-            view = self.views.get(placement.endpoint)
-            if view is not None:
-                view.in_flight += 1
-                view.in_flight_tokens += placement.tokens
+            own = self.views.get(placement.endpoint)
+            if own is not None:
+                own.in_flight += 1
+                own.in_flight_tokens += placement.tokens
         self._eligible.clear()
 
     def forget(self) -> None:

@@ -134,7 +134,7 @@ def run_serve(arguments: Namespace) -> int:
     listening = listen(arguments.host, arguments.port, hint="--port takes another")
     url = url_of(arguments.host, listening.getsockname()[1])
     print(f"forebay predictor listens on {url}", file=sys.stderr)
-    config = uvicorn.Config(server, log_level="warning")  # type: ignore[arg-type] - ASGI
+    config = uvicorn.Config(server, log_level="warning")  # type: ignore[arg-type]  # ASGI
     uvicorn.Server(config).run(sockets=[listening])
     return 0
 

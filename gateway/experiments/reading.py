@@ -40,7 +40,7 @@ def _object(data: bytes) -> dict[str, Any]:
         found: Any = _decode(data)
     except msgspec.MsgspecError:
         return {}
-    return found if isinstance(found, dict) else {}  # type: ignore[reportUnknownVariableType] - any JSON
+    return found if isinstance(found, dict) else {}  # type: ignore[reportUnknownVariableType]  # any JSON
 
 
 class _Reader:

@@ -138,7 +138,7 @@ def _texts(parts: Any) -> list[str] | None:
     texts: list[str] = []
     for part in cast("list[Any]", parts):
         text = part if isinstance(part, str) else None
-        if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"):  # type: ignore[reportUnknownMemberType] - any JSON
+        if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"):  # type: ignore[reportUnknownMemberType]  # any JSON
             text = part.get("text")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - likewise
         if not isinstance(text, str):
             return None

@@ -204,14 +204,14 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Redis | RedisCluster:
     if url.startswith("redis+cluster://"):
         return RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
     if not url.startswith("redis+sentinel://"):
-        return Redis.from_url(url, **options)  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+        return Redis.from_url(url, **options)  # type: ignore[reportUnknownMemberType]  # redis-py's **kwargs
     parts = urlsplit(url)
     service, _, database = parts.path.strip("/").partition("/")
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     sentinels = [_address(host) for host in hosts.split(",")]
     found = Sentinel(sentinels, sentinel_kwargs=dict(options), **options)
-    return found.master_for(  # type: ignore[reportUnknownMemberType] - redis-py's **kwargs
+    return found.master_for(  # type: ignore[reportUnknownMemberType]  # redis-py's **kwargs
         service or "mymaster",
         db=int(database or 0),
         username=unquote(user) or None,

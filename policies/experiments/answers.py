@@ -153,7 +153,7 @@ class ShadowTally(Struct):
         for name in self.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, dict):
-                added = Counter[int](mine)  # type: ignore[reportUnknownArgumentType] - the one dict
+                added = Counter[int](mine)  # type: ignore[reportUnknownArgumentType]  # the one dict
                 added.update(theirs)
                 self.first_differences = dict(added)
             else:

@@ -214,7 +214,7 @@ class Tally(Struct):
             if isinstance(mine, Sketch):
                 mine.merge(theirs)
             elif isinstance(mine, dict):
-                _add_up(mine, theirs)  # type: ignore[reportUnknownArgumentType] - finish reasons
+                _add_up(mine, theirs)  # type: ignore[reportUnknownArgumentType]  # finish reasons
             else:
                 setattr(self, name, mine + theirs)
 

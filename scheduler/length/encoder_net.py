@@ -172,9 +172,9 @@ class Exported(nn.Module):
     def __init__(self, net: Net) -> None:
         super().__init__()
         self.net = net
-        net.norm = PlainNorm(net.norm)  # type: ignore[assignment] - same call
+        net.norm = PlainNorm(net.norm)  # type: ignore[assignment]  # same call
         for layer in net.layers:
-            layer.norm1, layer.norm2 = PlainNorm(layer.norm1), PlainNorm(layer.norm2)  # type: ignore[arg-type] - as above
+            layer.norm1, layer.norm2 = PlainNorm(layer.norm1), PlainNorm(layer.norm2)  # type: ignore[arg-type]  # as above
 
     def forward(  # noqa: PLR0913, PLR0917 - the inputs of the graph
         self,
@@ -215,7 +215,7 @@ def start_from(
         net.positions.weight.copy_(weights["embeddings.position_embeddings.weight"] + kinds)
         _take(net.norm, weights, "embeddings.LayerNorm")
         for number, layer in enumerate(net.layers):
-            _take_layer(layer, weights, f"encoder.layer.{number}")  # type: ignore[arg-type] - ModuleList
+            _take_layer(layer, weights, f"encoder.layer.{number}")  # type: ignore[arg-type]  # ModuleList
 
 
 def _check(shape: Shape, weights: Mapping[str, Tensor]) -> None:

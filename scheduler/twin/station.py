@@ -73,8 +73,11 @@ class Station:
         """Step up to the end of the step that is under way now."""
         while self._ended is None and self._at < now:
             self._take(now - self._at)
-            if self._at < now and self._ended is not None and not _of_note(self._ended):
-                self._ended = None
+            self._drop_if_idle(now)
+
+    def _drop_if_idle(self, now: float) -> None:
+        if self._at < now and self._ended is not None and not _of_note(self._ended):
+            self._ended = None
 
     def _take(self, limit_s: float) -> None:
         result = self.model.step(limit_s)

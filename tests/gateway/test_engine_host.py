@@ -12,7 +12,7 @@ import httpx
 from forebay.adapters.sim import Embedded
 from forebay.gateway.engine_host import EngineHost
 from forebay.gateway.messages import Limits
-from forebay.gateway.protocol import Connections, HttpProtocol
+from forebay.gateway.protocol import Connections
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -29,7 +29,7 @@ async def hosted(
     embedded = Embedded(model=model, profile="instant")
     server = Connections(EngineHost(embedded), Limits(), time.monotonic)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: HttpProtocol(server), "127.0.0.1", 0)
+    listener = await loop.create_server(server.accept, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         yield embedded, client
