@@ -25,8 +25,9 @@ COMPILED = {
     ),
     "gateway": (
         "answer answer_head app attempt failing heads ids intake keys messages meter pools "
-        "preparation protocol reading relay routes stored upkeep wire"
+        "preparation protocol reading relay routes stored time_limits upkeep wire"
     ),
+    "gateway/dialects": "by_route",
     "gateway/quota": "local memory tariff",
     "gateway/telemetry": "access_log histogram metrics observer",
     "policies": (
@@ -36,9 +37,9 @@ COMPILED = {
         "service shares"
     ),
     "scheduler": (
-        "admission cost dispatch drain engine_kv engine_model engine_queue engine_sequence "
-        "entrance guards health journal lifecycle limits others places placing recall "
-        "reserves retry timeline unservable waiting window window_adaptive"
+        "admission cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
+        "engine_sequence entrance guards health journal lifecycle limits others places placing "
+        "recall reserves retry timeline unservable waiting window window_adaptive"
     ),
     "scheduler/length": "constant",
     "scheduler/twin": "station",
