@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from forebay.gateway.telemetry.histogram import PAUSE_BOUNDS, Histogram
 from forebay.gateway.telemetry.loop_watch import INTERVAL, WINDOW, LoopWatch
 
@@ -75,6 +77,7 @@ def test_a_watch_that_is_stopped_turns_no_more():
     assert loop.next is None
 
 
+@pytest.mark.interpreted
 def test_a_real_loop_that_is_held_up_is_noticed():
     class Noted(Histogram):
         """Says when something was observed."""

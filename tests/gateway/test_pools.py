@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from forebay.gateway.config.sections import Config
 from forebay.gateway.endpoint import Endpoint
 from forebay.gateway.pools import Pool
@@ -95,6 +97,7 @@ def released(pool: Pool, call: Call) -> None:
     pool.release(call.placement, 0.0)
 
 
+@pytest.mark.interpreted
 def test_a_call_whose_turn_comes_while_it_is_being_queued_is_not_lost():
     pool = pool_of(queue={"max_requests": 1}, scheduling={"guards": {"recalls": 0}})
     running, low, high = send(pool, Call(0)), send(pool, Call(1)), Call(2, sla_rank=1)
@@ -106,6 +109,7 @@ def test_a_call_whose_turn_comes_while_it_is_being_queued_is_not_lost():
     assert (pool.waiting, pool.dispatcher.queued, pool.dispatcher.in_flight) == ({}, 0, 1)
 
 
+@pytest.mark.interpreted
 def test_whoever_is_called_back_is_stopped_before_another_is_sent():
     pool, order = pool_of(), list[str]()
     low, high = send(pool, Call(0)), Call(1, sla_rank=1)
@@ -117,6 +121,7 @@ def test_whoever_is_called_back_is_stopped_before_another_is_sent():
     assert (order, low.told) == (["stopped", "sent"], ["placed", "recalled"])
 
 
+@pytest.mark.interpreted
 def test_a_call_that_fails_at_once_leaves_its_place_to_whom_it_was_taken_from():
     pool = pool_of()
     low, high = send(pool, Call(0)), Call(1, sla_rank=1)
@@ -128,6 +133,7 @@ def test_a_call_that_fails_at_once_leaves_its_place_to_whom_it_was_taken_from():
     assert (pool.dispatcher.queued, pool.dispatcher.in_flight) == (0, 1)
 
 
+@pytest.mark.interpreted
 def test_a_turn_that_is_taken_back_before_the_call_was_sent_is_not_sent_twice():
     pool = pool_of(queue={"max_requests": 2})
     running, late, low = send(pool, Call(0)), Call(1, longest_wait=1.0), Call(2)

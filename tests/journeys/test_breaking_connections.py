@@ -271,6 +271,7 @@ def answers(reads: Iterable[bytes], heads: KnownHeads) -> tuple[list[tuple[str, 
     return host.served, sent
 
 
+@pytest.mark.interpreted
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(REQUESTS, min_size=1, max_size=3).map(b"".join), min_size=2, max_size=6))
 def test_what_is_known_is_read_as_what_is_not(reads: list[bytes]):

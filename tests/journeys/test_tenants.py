@@ -290,6 +290,7 @@ def test_without_tenants_any_class_may_be_asked_for(go: Go, kit: Kit):
     go(main())
 
 
+@pytest.mark.interpreted
 def test_a_class_sets_weight_rank_deadline_and_wait(go: Go, kit: Kit):
     async def main() -> None:
         settings = kit.config(tenants=TENANTS, sla=SLA, pool={"queue": {"deadline": 60.0}})

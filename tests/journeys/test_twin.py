@@ -263,6 +263,7 @@ def replayed(live: Live) -> list[tuple[int, str]]:
     return [(number, twin.lives[number].endpoint) for number in twin.order]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("order", ["fcfs", "sjf", "bounded", "ml"])
 @pytest.mark.parametrize(
     "count", [400, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
