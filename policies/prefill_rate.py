@@ -28,6 +28,9 @@ LEAST = 8
 _USUAL = 3.0
 _USUAL_S = 0.1
 """A time longer than so many times what was foretold, and this, counts as that."""
+_SAME = 1.5
+_SLOWEST = 8.0
+"""Rates that differ less than SAME are taken to be equal, and no endpoint for slower than this."""
 _DRAWN = 0.05
 """How strongly the slope is drawn to the plain ratio, against a spread as large as the mean."""
 
@@ -95,6 +98,8 @@ class PrefillRate:
 
     def __init__(self) -> None:
         self._endpoints: dict[str, _Endpoint] = {}
+        self._least = 0.0
+        """The fastest one's slope."""
 
     def placed(self, endpoint: str, tokens: int, now: float) -> Mark:
         """Note a prompt with this much to prefill; hand the mark to `began`."""
@@ -112,12 +117,21 @@ class PrefillRate:
         if own is None or mark.placed > own.placed:  # forgotten since
             return
         own.learn(mark.ahead, min(max(0.0, now - mark.at), own.longest(mark.ahead)))
+        if not own.since:
+            self._least = min(e.slope for e in self._endpoints.values() if e.slope)
         own.ahead = min(own.let_pass(now), own.placed - mark.placed)
 
     def rate(self, endpoint: str) -> float | None:
         """Return tokens a second; None until enough was seen."""
         own = self._endpoints.get(endpoint)
         return None if own is None or not own.slope else 1.0 / own.slope
+
+    def slowness(self, endpoint: str) -> float:
+        """Return how many times slower than the fastest an endpoint is; 1 for about as fast."""
+        own = self._endpoints.get(endpoint)
+        if own is None or own.slope <= self._least * _SAME:
+            return 1.0
+        return min(_SLOWEST, own.slope / (self._least * _SAME))
 
     def wait(self, endpoint: str, tokens: float, now: float) -> float | None:
         """Return in how many seconds a prompt with this much to prefill would begin to answer."""

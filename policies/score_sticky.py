@@ -55,7 +55,8 @@ class StickyUntilSaturated:
     flight there and its recent prefill work. So a long hit is followed until its holder has had
     that much more to do than the others; then another takes over and holds the prefix, too. So does
     it when the holder has stopped answering: what it is late counts as the prefill that it would
-    have done meanwhile, by a quarter of `stickiness`.
+    have done meanwhile, by a quarter of `stickiness`. Where the measured prefill rates differ by
+    half or more, the cost of the slower ones counts that much more.
 
     Where the request's SLA class names a `ttft`, an endpoint is saturated for it once its first
     byte would come later than that, as the measured prefill rates foretell: it comes after all that
@@ -88,6 +89,7 @@ class StickyUntilSaturated:
             uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
             cost = self.stickiness * (uncached + _LATE * self.stalls.tokens(e.name, now))
             cost += e.in_flight_tokens + work(e.name, now)
+            cost *= self.prefill.slowness(e.name)
             scores.append(_SCALE / (_SCALE + cost))
             if limit is not None:
                 wait = self.prefill.wait(e.name, uncached, now)

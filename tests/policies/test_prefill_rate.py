@@ -136,3 +136,19 @@ def test_a_single_stall_is_not_taken_for_slowness():
     now = engine.run(8, use=0.1, size=same, start=now + 100)
     after = engine.measured.wait("e", 2000, now + 60)
     assert after == pytest.approx(usual, rel=0.3)
+
+
+@pytest.mark.parametrize(("rate", "slowness"), [(9_000.0, 1.0), (2_000.0, 3.33), (100.0, 8.0)])
+def test_an_endpoint_that_is_much_slower_than_the_fastest_is_known_for_it(
+    rate: float, slowness: float
+):
+    measured = PrefillRate()
+    for name, own in (("fast", 10_000.0), ("e", rate)):
+        now = 0.0
+        for number in range(4 * LEAST):
+            tokens = 1000 * (1 + number % 3)
+            mark = measured.placed(name, tokens, now)
+            now += tokens / own
+            measured.began(name, mark, now)
+    assert measured.slowness("e") == pytest.approx(slowness, rel=0.1)
+    assert measured.slowness("fast") == measured.slowness("new") == 1.0

@@ -162,3 +162,13 @@ def test_a_holder_that_has_stopped_answering_is_left_until_it_goes_on():
     assert best(score, *views, now=60.0) == "b"
     stalls.ended("a", "stuck")
     assert best(score, *views, now=60.0) == "a"
+
+
+def test_a_slow_endpoint_gets_less_to_do():
+    prefill = PrefillRate()
+    for name, rate in (("a", 2000), ("b", 10_000)) * LEAST:
+        prefill.began(name, prefill.placed(name, 1000, 0.0), 1000 / rate)
+    score = StickyUntilSaturated(Index(), 25, prefill=prefill)
+    assert best(score, view("a", tokens=100), view("b", tokens=2000)) == "b"
+    even = StickyUntilSaturated(Index(), 25)
+    assert best(even, view("a", tokens=100), view("b", tokens=2000)) == "a"
