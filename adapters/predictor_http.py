@@ -54,7 +54,7 @@ class RemoteLength:
             answer = self._client.post(self.url, content=body, headers=headers)
             answer.raise_for_status()
             told = msgspec.json.decode(answer.content, type=_Answer).predictions
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, msgspec.DecodeError, RecursionError) as error:
             raise OSError(f"the predictor at {self.url}: {_short(error)}") from error
         if len(told) != len(features):
             raise OSError(f"the predictor at {self.url} answered {len(told)} of {len(features)}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.policies.experiments.answers import Said
 
     from .endpoint import Endpoint
-    from .intake import Inbound
+    from .intake import AnyBody, Inbound
     from .trials import Trial
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Shadow:
         if not sent.ok:
             tally.failed += 1
             return
-        if copy.body.get("temperature") != 0:
+        if not _is_greedy(copy.body):
             tally.sampled += 1
             return
         route = copy.call.route
@@ -218,6 +218,13 @@ class Shadow:
             for sent in under_way:
                 sent.stream.close()
             under_way.clear()
+
+
+def _is_greedy(body: AnyBody) -> bool:
+    try:
+        return body.get("temperature") == 0
+    except InvalidRequest:  # a number that no float holds
+        return False
 
 
 def _idle_endpoint(trial: Trial, arm: str) -> Endpoint | None:

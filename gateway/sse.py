@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .dialects import Seen
+from .dialects import UNREADABLE, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,6 +198,6 @@ def _only_usage(data: bytes) -> bool:
     """Whether this is the event that exists only because usage was asked for."""
     try:
         read = _bare(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return False
     return read.choices == [] and read.usage is not None

@@ -5,13 +5,14 @@ body or inside a stream. `base` says what that is, one module has one dialect, a
 which route speaks which. Sources: OpenAI API reference (2025), Anthropic Messages API 2023-06-01.
 """
 
-from .base import Dialect, Seen
+from .base import UNREADABLE, Dialect, Seen
 from .by_route import ANTHROPIC, OPENAI, RESPONSES, dialect_of, dialect_of_path
 
 __all__ = [
     "ANTHROPIC",
     "OPENAI",
     "RESPONSES",
+    "UNREADABLE",
     "Dialect",
     "Seen",
     "dialect_of",

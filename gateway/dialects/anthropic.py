@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .base import Usage, encode, error_of, learn
+from .base import UNREADABLE, Usage, encode, error_of, learn
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
@@ -62,7 +62,7 @@ class Anthropic:
         """See `Dialect.look`."""
         try:
             read = _event(data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             seen.error |= event == b"error"
             return
         kind = read.type or event.decode("ascii", "replace")
@@ -83,7 +83,7 @@ class Anthropic:
         """See `Dialect.read`."""
         try:
             message = _message(answer)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         if message.usage is not None:
             learn(message.usage, seen)

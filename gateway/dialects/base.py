@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
 
 encode = msgspec.json.encode
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading an answer raises: it is no JSON, of another shape, or nested too deeply."""
 
 
 class Seen:
@@ -99,7 +101,7 @@ def error_of(body: bytes) -> ErrorBody | None:
     """Return the error that a body says; None when it is no error's body."""
     try:
         return _decode_error(body)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

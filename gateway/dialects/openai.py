@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .base import Usage, encode, error_of, learn
+from .base import UNREADABLE, Usage, encode, error_of, learn
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
@@ -62,7 +62,7 @@ class OpenAI:
             return
         try:
             chunk = _chunk(data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             seen.error |= event == b"error"
             return
         if chunk.error is not None or event == b"error":
@@ -80,7 +80,7 @@ class OpenAI:
         """See `Dialect.read`."""
         try:
             chunk = _chunk(answer)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         if isinstance(chunk.id, str):
             seen.id = chunk.id

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .base import Usage, encode, error_of, learn
+from .base import UNREADABLE, Usage, encode, error_of, learn
 from .openai import openai_error
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Responses:
             return
         try:
             read = _event(data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             seen.error |= event == b"error"
             return
         kind = read.type or event.decode("ascii", "replace")
@@ -68,7 +68,7 @@ class Responses:
         """See `Dialect.read`."""
         try:
             response = _response(answer)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         seen.finish_reason = response.status or ""
         seen.token = bool(response.output)

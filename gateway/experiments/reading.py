@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.gateway.dialects import UNREADABLE
 from forebay.gateway.sse import events
 from forebay.policies.contracts import Route
 from forebay.policies.experiments.answers import Said
@@ -38,7 +39,7 @@ def said_in(route: Route, body: bytes, *, streamed: bool) -> Said:
 def _object(data: bytes) -> dict[str, Any]:
     try:
         found: Any = _decode(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return {}
     return found if isinstance(found, dict) else {}  # type: ignore[reportUnknownVariableType]  # any JSON
 
@@ -63,7 +64,7 @@ class _Reader:
         """Read one object; whatever has another shape says nothing."""
         try:
             self._look(found)
-        except (AttributeError, TypeError, KeyError, IndexError):
+        except (AttributeError, TypeError, KeyError, IndexError, ValueError, OverflowError):
             return
 
     def _say(self, text: object) -> None:
@@ -114,4 +115,5 @@ def _first(choices: Any) -> _Any:
 def asks_json(members: Mapping[str, msgspec.Raw]) -> bool:
     """Tell whether a request asks for JSON, as OpenAI's routes do."""
     raw = members.get("response_format")
-    return raw is not None and _object(bytes(raw)).get("type") in {"json_object", "json_schema"}
+    # A tuple, since what a caller sends may have no hash.
+    return raw is not None and _object(bytes(raw)).get("type") in ("json_object", "json_schema")

@@ -107,7 +107,7 @@ def is_json(text: str) -> bool:
     """Tell whether a text is one JSON value."""
     try:
         msgspec.json.decode(text.encode("utf-8", "replace"))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return False
     return True
 

@@ -28,7 +28,9 @@ from forebay.policies.contracts import (
 )
 
 DIALECTS = [OPENAI, ANTHROPIC, RESPONSES]
+_DEEP = b'{"x":%b%b}' % (b"[" * 3000, b"]" * 3000)
 NOT_OURS = [b"", b"no json", b"[]", b"null", b"1", b'{"usage":1}', b'{"choices":{}}', b'{"id":{}}']
+NOT_OURS.append(_DEEP)  # deeper than the parser's stack
 
 
 def learnt(seen: Seen) -> dict[str, Any]:

@@ -103,6 +103,19 @@ def test_texts_are_compared_at_temperature_0_only(go: Go, kit: Kit):
     go(main())
 
 
+def test_a_temperature_that_no_float_holds_is_not_0(go: Go, kit: Kit):
+    async def main() -> None:
+        one, two = kit.engine(kit.whole(SAID)), kit.engine(kit.whole(OTHER))
+        async with one, two, kit.running(settings(kit, one, two)) as gateway:
+            body = json.dumps(kit.chat(temperature=0))[:-2].encode() + b"1e999}"
+            assert (await gateway.ask(kit.post(body))).status == 200
+            await kit.until(lambda: tally(gateway).sampled == 1)
+            assert (await gateway.ask(kit.post(kit.chat(temperature=0)))).status == 200
+            await kit.until(lambda: tally(gateway).copies == 1)
+
+    go(main())
+
+
 def test_texts_are_kept_only_where_the_configuration_says_so(go: Go, kit: Kit):
     async def main(*, keep: bool) -> int:
         one, two = kit.engine(kit.whole(SAID)), kit.engine(kit.whole(OTHER))

@@ -81,6 +81,7 @@ def test_json_is_told_from_what_only_looks_like_it():
     assert [is_json(t) for t in ('{"a": 1}', "[]", '{"a": ', "```json\n{}\n```")] == [
         *(True, True, False, False)
     ]
+    assert not is_json("[" * 3000)  # an engine in a loop says such a thing
 
 
 def test_tallies_add_up():
