@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forebay.gateway.extras import needs
 from forebay.scheduler.length.wordpiece import is_han
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ def _packaged(package: str, file: str) -> Path:
     """Find a package's file without importing it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        text = f"no weights to start from: package {package} is not installed; install"
-        raise ValueError(f"{text} forebay[predictor-train], or give another --base")
+        text = f"no weights to start from: package {package} is not installed"
+        how = needs("--base by that name", "predictor-train")
+        raise ValueError(f"{text}; {how}, or give another --base")
     return Path(spec.origin).with_name(file)
 
 
