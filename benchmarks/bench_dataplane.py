@@ -6,13 +6,15 @@
 Everything between the two sockets runs as it does live: server protocol, key, intake, queue,
 placement, translation, relay, metrics and request log. Only the caller's transport and the
 engines' openers are fakes that do nothing, so what is told here is what remains when the system
-calls are taken away. Five scenes:
+calls are taken away. Seven scenes:
 
     whole       a whole answer; the head is one that was seen before
     new head    the same, with an x-request-id of its own, so that it is parsed
     stream      a streamed answer of one chunk, head and end included
     chunk       one further chunk of a stream, one a read
     bulk        one further chunk of a stream, 64 a read
+    distinct    as `whole`, with 20,000 prompts in turn
+    prefixes    the same, placed by prefix
 
 Told is the CPU time of the fastest round, in microseconds: on a shared machine the others measure
 the neighbours.
@@ -29,6 +31,7 @@ import json
 import pstats
 import time
 from hashlib import sha256
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from forebay.gateway.app import App
@@ -89,6 +92,7 @@ JSON: Headers = [
 ]
 EVENTS: Headers = [(b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked")]
 BATCH = 200
+DISTINCT = 20_000
 BULK = 64
 
 
@@ -152,8 +156,8 @@ class NoLines:
 class Bench:
     """A gateway between one caller's connection and its engines."""
 
-    def __init__(self) -> None:
-        config, now = load.read(CONFIG.encode(), {}), time.monotonic
+    def __init__(self, text: str = CONFIG) -> None:
+        config, now = load.read(text.encode(), {}), time.monotonic
         labels = LabelSpace.from_config(config)
         metrics = Metrics(labels)
         self.telemetry = Telemetry(metrics, AccessLog(NoLines(), labels), None, sample=0)
@@ -186,6 +190,18 @@ class Bench:
         def run(times: int) -> None:
             for _ in range(times):
                 self.connection.data_received(request)
+                self._answer_whole()
+
+        return run
+
+    def distinct(self) -> Callable[[int], None]:
+        """Answer requests whose prompts are all different."""
+        whole, turn = _request(stream=False), count()
+        requests = [whole.replace(b"The quick", b"%09d" % n, 1) for n in range(DISTINCT)]
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                self.connection.data_received(requests[next(turn) % DISTINCT])
                 self._answer_whole()
 
         return run
@@ -242,6 +258,8 @@ SCENES: dict[str, tuple[Callable[[Bench], Callable[[int], None]], int]] = {
     "stream": (Bench.stream, 1),
     "chunk": (lambda bench: bench.chunks(1), 1),
     "bulk": (lambda bench: bench.chunks(BULK), BULK),
+    "distinct": (Bench.distinct, 1),
+    "prefixes": (Bench.distinct, 1),
 }
 """What is run, and how many of what is told are in one run of it."""
 
@@ -265,7 +283,8 @@ def _request(*, stream: bool, extra: str = "") -> bytes:
 async def measure(scene: str, rounds: int, *, profile: bool = False) -> float:
     """Return the CPU microseconds of one request or chunk, in the fastest round."""
     prepare, parts = SCENES[scene]
-    bench = Bench()
+    placed = "    prefix: {mode: auto}\n    endpoints:"
+    bench = Bench(CONFIG.replace("    endpoints:", placed) if scene == "prefixes" else CONFIG)
     run = prepare(bench)
     run(BATCH)
     assert bench.caller.writes >= BATCH, "not every request was answered"
