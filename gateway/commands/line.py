@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from forebay import __version__
@@ -46,6 +47,13 @@ _COMMANDS = (
 _FAILED = 1
 
 
+def shown_version() -> str:
+    """Name the version, and whether the hot path is compiled (see hatch_build.py)."""
+    found = find_spec("forebay.scheduler.dispatch")
+    compiled = found is not None and not str(found.origin).endswith(".py")
+    return f"forebay {__version__}" + (", its hot path compiled" if compiled else "")
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
@@ -70,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "llama.cpp.",
         epilog="'forebay COMMAND --help' tells more. Exit codes: 0 done, 1 failed, 2 wrong call.",
     )
-    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    parser.add_argument("--version", action="version", version=shown_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add(commands)
