@@ -37,7 +37,7 @@ COMPILED = {
         "service shares"
     ),
     "scheduler": (
-        "admission cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
+        "cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
         "engine_sequence entrance guards health journal lifecycle limits others places placing "
         "recall reserves retry timeline unservable waiting window window_adaptive"
     ),
