@@ -39,8 +39,8 @@ def ask(method: str, admin: str, path: str, *, params: Mapping[str, str] | None 
 
     if not _ADDRESS.match(admin):
         raise ForebayError(f"--admin '{admin}' is no http address; write http://HOST:PORT")
-    key = os.environ.get(KEY)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    key = _key()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     url = f"{admin.rstrip('/')}/admin/v1{path}"
     try:
         answer = httpx.request(
@@ -54,6 +54,14 @@ def ask(method: str, admin: str, path: str, *, params: Mapping[str, str] | None 
         return answer.json()
     except ValueError:
         raise ForebayError(f"{admin}: answered something else; is this the admin port?") from None
+
+
+def _key() -> str:
+    """Return the admin key, empty where there is none; an error must not repeat it."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ForebayError(f"{KEY} holds signs that no key has; set it to that of server.admin")
+    return key
 
 
 def _unreachable(error: Exception) -> str:

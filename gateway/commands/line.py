@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -45,6 +46,12 @@ _COMMANDS = (
     spec,
 )
 _FAILED = 1
+_HINTS = {
+    errno.ENOENT: "; give a path that is there",
+    errno.EACCES: "; give a path that this user may read or write",
+    errno.EROFS: "; give a path on a disk that can be written to",
+    errno.ENOSPC: "; make room, or give a path on another disk",
+}
 
 
 def shown_version() -> str:
@@ -66,9 +73,13 @@ def run(arguments: Sequence[str]) -> int:
     except ForebayError as error:
         print(f"forebay: {error.message}", file=sys.stderr)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"forebay: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"forebay: {_of_the_system(error)}", file=sys.stderr)
     return _FAILED
+
+
+def _of_the_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return where + (error.strerror or str(error)).lower() + _HINTS.get(error.errno or 0, "")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from .arguments import above_zero, positive
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from forebay.scheduler.traces import TraceRequest
     from forebay.scheduler.twin.prefixes import PrefixRun
 
     from .arguments import Commands
@@ -64,14 +64,11 @@ def run(arguments: Namespace) -> int:
     """Replay and print."""
     from forebay.gateway.config.suggest import did_you_mean
     from forebay.policies.contracts import ConfigError
-    from forebay.scheduler import traces
     from forebay.scheduler.twin import prefixes
 
     runs: list[dict[str, object]] = []
     for path in arguments.traces:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            requests = traces.parse(lines)
+        requests = _read(path)
         needed = prefixes.working_set(requests)
         if not needed:
             raise ConfigError(f"{path}: no hash ids, so its prefixes are not known")
@@ -95,6 +92,17 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps({"runs": runs}))
     return 0
+
+
+def _read(path: Path) -> list[TraceRequest]:
+    from forebay.policies.contracts import ConfigError
+
+    from .replay_runs import read_trace
+
+    try:
+        return read_trace(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _show(trace: str, made: PrefixRun, *, first: bool) -> None:

@@ -41,7 +41,7 @@ def run(arguments: Namespace) -> int:
     begun = [ask("POST", arguments.admin, _path(arguments.pool, name)) for name in names]
     left = {each["endpoint"]: each["left"] for each in begun if each["left"]}
     while left and not arguments.no_wait:
-        print(f"{sum(left.values())} prompts left", file=sys.stderr)
+        print(f"{_prompts(sum(left.values()))} left", file=sys.stderr)
         time.sleep(_EVERY_S)
         asked = [ask("GET", arguments.admin, _path(arguments.pool, name)) for name in left]
         left = {each["endpoint"]: each["left"] for each in asked if each["left"]}
@@ -49,8 +49,18 @@ def run(arguments: Namespace) -> int:
         print(json.dumps({"pool": arguments.pool, "endpoints": [_row(each) for each in begun]}))
     else:
         for each in begun:
-            print(f"{each['endpoint']}: {each['left'] or 'no'} prompts to send")
+            print(f"{each['endpoint']}: {_sent(each['left'])}")
     return 0
+
+
+def _sent(count: int) -> str:
+    if count:
+        return f"{_prompts(count)} to send"
+    return "nothing to send: it holds every hot prefix, or none is hot yet"
+
+
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'' if count == 1 else 's'}"
 
 
 def _row(begun: dict[str, Any]) -> dict[str, Any]:
@@ -58,12 +68,14 @@ def _row(begun: dict[str, Any]) -> dict[str, Any]:
 
 
 def _endpoints(arguments: Namespace) -> list[str]:
+    from forebay.gateway.config.suggest import did_you_mean
     from forebay.policies.contracts import ForebayError
 
-    for pool in ask("GET", arguments.admin, "/status")["pools"]:
-        if pool["name"] == arguments.pool:
-            return [endpoint["name"] for endpoint in pool["endpoints"] if endpoint["usable"]]
-    raise ForebayError(f"{arguments.admin}: there is no pool '{arguments.pool}'")
+    pools = {pool["name"]: pool for pool in ask("GET", arguments.admin, "/status")["pools"]}
+    if arguments.pool in pools:
+        return [each["name"] for each in pools[arguments.pool]["endpoints"] if each["usable"]]
+    hint = did_you_mean(arguments.pool, pools) or f"; there are: {', '.join(pools)}"
+    raise ForebayError(f"{arguments.admin}: there is no pool '{arguments.pool}'{hint}")
 
 
 def _path(pool: str, endpoint: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ def read_trace(
             lines = list(file)
         trace = traces.parse(lines)[:requests]
         first = next(line for line in lines if line.strip())
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: {error}") from None
     if tenants == "one" or (tenants == "auto" and traces.format_of(first) == "servegen"):
         return [request._replace(tenant="") for request in trace]

@@ -203,7 +203,9 @@ def test_serving_a_file_that_is_not_there_says_which(
     file: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["serve", "-c", str(file)]) == 1
-    assert capsys.readouterr().err == f"forebay: {file}: No such file or directory\n"
+    assert capsys.readouterr().err == (
+        f"forebay: {file}: no such file or directory; give a path that is there\n"
+    )
 
 
 def test_serving_a_wrong_file_tells_each_line(file: Path, capsys: pytest.CaptureFixture[str]):

@@ -109,6 +109,36 @@ def test_a_wrong_key_is_told_with_where_it_belongs(capsys: pytest.CaptureFixture
     )
 
 
+@pytest.mark.parametrize("key", ["", "  ", "secret\n"])
+def test_an_empty_key_is_none_and_white_space_around_one_is_not_sent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+):
+    monkeypatch.setenv("FOREBAY_ADMIN_KEY", key)
+    with answering(200, b'{"experiments": []}') as address:
+        assert main(["ab", "status", "--admin", address]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_key_that_no_header_holds_is_told_without_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FOREBAY_ADMIN_KEY", "sec\nret")
+    assert main(["ab", "status"]) == 1
+    assert capsys.readouterr().err == (
+        "forebay: FOREBAY_ADMIN_KEY holds signs that no key has; set it to that of server.admin\n"
+    )
+
+
+def test_a_misspelt_pool_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]):
+    with answering(200, b'{"pools": [{"name": "chat", "endpoints": []}]}') as address:
+        assert main(["prefix", "warm", "chatt", "--admin", address]) == 1
+        assert main(["prefix", "warm", "x", "--admin", address]) == 1
+    assert capsys.readouterr().err == (
+        f"forebay: {address}: there is no pool 'chatt'; did you mean 'chat'?\n"
+        f"forebay: {address}: there is no pool 'x'; there are: chat\n"
+    )
+
+
 def test_what_is_no_json_is_no_answer(capsys: pytest.CaptureFixture[str]):
     with answering(200, b"<html>welcome</html>") as address:
         assert main(["ab", "status", "--admin", address]) == 1

@@ -162,4 +162,4 @@ def test_a_trace_that_cannot_be_read_is_named(
     err = capsys.readouterr().err
     assert f"{wrong}: line 2: 2 fields, the header has 4" in err
     assert f"{cut}: " in err
-    assert "No such file or directory" in err
+    assert "no such file or directory; give a path that is there" in err

@@ -66,11 +66,13 @@ def test_the_command_warms_a_pool_and_says_what_was_sent(
                 "pool": "p",
                 "endpoints": [{"endpoint": "e0", "prompts": 1}],
             }
-            assert "1 prompts left" in said.err
+            assert "1 prompt left" in said.err
             answer = await gateway.ask(kit.post(kit.chat(LONG + "five")))
             assert int(answer.headers["x-forebay-prefix-hit-tokens"]) > 500
             assert await call("prefix", "warm", "p", "e0", "--admin", url) == 0
-            assert capfd.readouterr().out == "e0: no prompts to send\n"
+            assert capfd.readouterr().out == (
+                "e0: nothing to send: it holds every hot prefix, or none is hot yet\n"
+            )
             metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
             for line in (
                 'forebay_prefix_warm_prompts_total{pool="p",result="warmed"} 1.0',

@@ -93,3 +93,17 @@ def test_the_command_prints_the_documented_json(
         *("trace", "policy", "endpoints", "blocks_per_endpoint", "hit_token_share"),
         *("infinite_shared_share", "one_cache_share", "load_p95_max_over_mean"),
     }
+
+
+def test_files_that_are_no_traces_are_told_by_name(
+    tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+):
+    from pathlib import Path
+
+    wrong, packed = Path(str(tmp_path)) / "wrong.jsonl", Path(str(tmp_path)) / "packed.gz"
+    wrong.write_text('{"prompt": "a"}\n')
+    packed.write_text("not packed")
+    assert [main(["prefix", "replay", str(path)]) for path in (wrong, packed)] == [1, 1]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"forebay: {wrong}: line 1: no trace format has prompt (known are ")
+    assert second.startswith(f"forebay: {packed}: Not a gzipped file")
