@@ -48,6 +48,8 @@ class KnownHeads:
             return None
         stop = data.find(b"\r\n", at)
         end = data.find(b"\r\n\r\n", stop)
+        if end < 0:  # cut: a slice from past its end raises where this is compiled
+            return None
         known = self._heads.get(data[:at] + data[stop:end])
         if known is None or known.until <= now:
             return None
@@ -74,7 +76,7 @@ class KnownHeads:
         end = data.find(b"\r\n\r\n", stop)
         headers = message.headers
         if (
-            not 0 < at <= stop <= end <= LONGEST
+            not 17 <= at <= stop <= end <= LONGEST
             or message.old
             or message.chunked
             or message.refusal is not None

@@ -222,6 +222,22 @@ def test_a_length_that_stands_in_no_head_is_not_learnt(data: bytes):
     assert len(protocol._server.heads) == 0
 
 
+def test_a_known_head_that_is_cut_anywhere_is_read_to_its_end():
+    """Among the cuts: one whose length, less a digit, is that of what came, less three bytes."""
+    host = Notes()
+    protocol, _, _ = connected(host)
+    start = (POST + b"x: ").ljust(103 - len(b"\r\ncontent-length: 1000"), b"y")
+    head = start + b"\r\ncontent-length: %d\r\n\r\n"
+    protocol.data_received(head % 3 + b"abc")
+    assert len(protocol._server.heads) == 1
+    whole = head % 1000 + b"z" * 1000
+    for cut in range(1, len(head) + 8):
+        protocol.data_received(whole[:cut])
+        protocol.data_received(whole[cut:])
+        assert host.served.pop() == ("/a", b"z" * 1000)
+    assert host.served == [("/a", b"abc")]
+
+
 NAMES = [b"content-length", b"Content-Length", b"X-Content-Length", b"x", b"authorization"]
 PIECES = st.one_of(
     st.tuples(
