@@ -13,6 +13,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,27 @@ if TYPE_CHECKING:
 
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 """Paths that need no key."""
+
+
+class Failure(BaseModel):
+    """What went wrong, as on the callers' port."""
+
+    message: str = Field(description="what, which and what to do")
+    type: str
+    code: str | None
+
+
+class Failed(BaseModel):
+    """The answer to what failed."""
+
+    error: Failure
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Failed, "description": "the admin key is missing or wrong"},
+    403: {"model": Failed, "description": "no key is set, and another machine or page asks"},
+}
+"""What any path that is not open may answer, for the description."""
 
 
 def error_answer(status: int, message: str, kind: str) -> JSONResponse:
@@ -46,11 +68,14 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._digest is None:
-            if _is_local(scope, headers) and not _is_foreign_change(scope, headers):
-                _name(scope, "loopback")
-                return None
-            message = "only this machine may ask; set server.admin.key to allow others"
-            return error_answer(403, message, "permission_error")
+            if not _is_local(scope, headers):
+                message = "only this machine may ask; set server.admin.key to allow others"
+                return error_answer(403, message, "permission_error")
+            if _is_foreign_change(scope, headers):
+                message = "another site's page may change nothing here; set server.admin.key"
+                return error_answer(403, message, "permission_error")
+            _name(scope, "loopback")
+            return None
         if scope["path"] in OPEN or self._is_key(headers.get(b"authorization", b"")):
             _name(scope, f"key:{self._digest.hex()[:12]}")
             return None

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from .admin_guard import Failed
 from .operations import CannotNow, CannotReach, NotThere, Operations
 from .quota.ledger import day_number
 from .usage import as_csv
@@ -108,9 +109,17 @@ class Reloaded(_Model):
     errors: list[ConfigFault]
 
 
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    404: {"model": Failed, "description": "there is no such name; the message has the nearest"},
+    409: {"model": Failed, "description": "not now, or not here; the message says why"},
+    422: {"model": Failed, "description": "a parameter is wrong; the message says which"},
+    503: {"model": Failed, "description": "what is asked for cannot be reached now; try again"},
+}
+
+
 def operations_router(known: Operations, call: Call) -> APIRouter:
     """Build the routes."""
-    router = APIRouter(prefix="/admin/v1")
+    router = APIRouter(prefix="/admin/v1", responses=_FAILURES)
     _add_tenants(router, known, call)
     _add_changes(router, known, call)
     _add_usage(router, known, call)
@@ -190,7 +199,8 @@ def _add_usage(router: APIRouter, known: Operations, call: Call) -> None:
     def usage(  # pyright: ignore[reportUnusedFunction] - likewise
         tenant: Annotated[str | None, Query(description="of this tenant only")] = None,
         since: Annotated[
-            str | None, Query(description="from this UTC day on", pattern=r"^\d{4}-\d\d-\d\d$")
+            str | None,
+            Query(description="from this UTC day on", json_schema_extra={"format": "date"}),
         ] = None,
         form: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
     ) -> UsageRows | Response:
@@ -198,7 +208,7 @@ def _add_usage(router: APIRouter, known: Operations, call: Call) -> None:
         try:
             first = day_number(since) if since else 0
         except ValueError:
-            raise HTTPException(422, f"there is no day {since}") from None
+            raise HTTPException(422, f"since: '{since}' is no day; write 2026-11-01") from None
         rows = _done(call, known.usage(tenant, first))
         if form == "csv":
             return Response(as_csv(rows), media_type="text/csv")

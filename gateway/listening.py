@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKLOG = 2048
+_ANOTHER_PORT = (errno.EADDRINUSE, errno.EACCES)
 
 
 def listen(host: str, port: int, *, hint: str = "") -> socket.socket:
     """Listen; port 0 lets the system choose. Raises ConfigError.
 
-    `hint` is what to do where somebody listens there already.
+    `hint` is what to do where somebody listens there already, or the port is the system's.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -42,7 +43,7 @@ def not_had(host: str, port: int, error: OSError, *, hint: str = "") -> ConfigEr
     # The loops word it differently, and say the address again.
     known = isinstance(error.errno, int) and error.errno > 0
     why = os.strerror(error.errno or 0).lower() if known else error.strerror or str(error)
-    then = f"; {hint}" if hint and error.errno == errno.EADDRINUSE else ""
+    then = f"; {hint}" if hint and error.errno in _ANOTHER_PORT else ""
     return ConfigError(f"cannot listen on {host}:{port}: {why}{then}")
 
 

@@ -82,6 +82,7 @@ def standing(key: str | None) -> FastAPI:
 def ask(
     path: str,
     *,
+    method: str = "GET",
     state: State | None = None,
     key: str | None = None,
     peer: str = "127.0.0.1",
@@ -96,7 +97,7 @@ def ask(
         app = admin_app(state, key) if state else standing(key)
         transport = httpx.ASGITransport(app, client=(peer, 1234))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-            return await client.get(path, headers=sent)
+            return await client.request(method, path, headers=sent)
 
     return asyncio.run(get())
 
@@ -242,8 +243,41 @@ def test_what_is_not_there_is_told_in_the_shape_of_every_error():
     answer = ask("/none")
     assert (answer.status_code, answer.json()) == (
         404,
-        {"error": {"message": "not found", "type": "invalid_request_error", "code": None}},
+        {
+            "error": {
+                "message": "there is no route /none; /docs says which there are",
+                "type": "invalid_request_error",
+                "code": None,
+            }
+        },
     )
+
+
+def test_the_wrong_method_is_told_with_the_right_one():
+    answer = ask("/admin/v1/status", method="POST")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        405,
+        "/admin/v1/status takes GET",
+    )
+
+
+def test_another_sites_page_is_told_why_it_may_change_nothing():
+    answer = ask("/admin/v1/reload", method="POST", origin="http://evil.example")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        403,
+        "another site's page may change nothing here; set server.admin.key",
+    )
+
+
+@pytest.mark.parametrize("key", [None, "s3cret"])
+def test_the_description_tells_of_the_key_and_of_refusals_where_there_are(key: str | None):
+    openapi = standing(key).openapi()
+    asked = {path: told["get"] for path, told in openapi["paths"].items()}
+    keyed = [path for path, told in asked.items() if told.get("security") == [{"admin key": []}]]
+    assert keyed == ([] if key is None else [SECRET, "/metrics"])
+    refusing = [path for path, told in asked.items() if "401" in told["responses"]]
+    assert refusing == [SECRET, "/metrics"]
+    assert "parameters" not in asked["/metrics"]
 
 
 def test_the_page_loads_nothing_from_elsewhere():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from forebay.gateway.listening import listen, url_of
+from forebay.gateway.listening import listen, not_had, url_of
 from forebay.policies.contracts import ConfigError
 
 
@@ -24,6 +26,11 @@ def test_an_address_that_is_nobodys_is_told_without_a_hint():
     assert caught.value.message == "cannot listen on 192.0.2.1:0: cannot assign requested address"
     with pytest.raises(ConfigError, match="cannot listen on nosuch"):
         listen("nosuch.invalid", 0)
+
+
+def test_a_port_that_is_not_for_this_user_is_told_with_what_to_do():
+    refused = not_had("127.0.0.1", 80, PermissionError(errno.EACCES, "x"), hint="--port takes more")
+    assert refused.message == "cannot listen on 127.0.0.1:80: permission denied; --port takes more"
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,13 @@ def test_the_admin_api_says_what_is_left_and_who_used_what(go: Go, kit: Kit, tmp
             assert row["cost"] == pytest.approx(cost)
             assert (await client.get("/admin/v1/usage?tenant=other")).json() == {"rows": []}
             assert (await client.get("/admin/v1/usage?since=2999-01-01")).json() == {"rows": []}
-            assert (await client.get("/admin/v1/usage?since=2026-13-01")).status_code == 422
+            for words, message in (
+                ("since=2026-13-01", "since: '2026-13-01' is no day; write 2026-11-01"),
+                ("since=yesterday", "since: 'yesterday' is no day; write 2026-11-01"),
+                ("format=xml", "format: must be 'json' or 'csv'"),
+            ):
+                wrong = await client.get(f"/admin/v1/usage?{words}")
+                assert (wrong.status_code, wrong.json()["error"]["message"]) == (422, message)
             wrong = await client.get("/admin/v1/usage?tenant=acmi")
             message = "there is no tenant 'acmi'; did you mean 'acme'?"
             assert (wrong.status_code, wrong.json()["error"]["message"]) == (404, message)
