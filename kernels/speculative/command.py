@@ -75,8 +75,14 @@ def _of_the_system(error: OSError) -> str:
 
 def _print(told: dict[str, Any]) -> None:
     for name, value in told.items():
-        shown = "\n  ".join(["", *map(str, value)]) if isinstance(value, list) else value
-        print(f"{name}: {shown}")
+        shown = "\n  ".join(["", *map(_row, value)]) if isinstance(value, list) else f" {value}"
+        print(f"{name}:{shown}")
+
+
+def _row(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {said}" for name, said in value.items())
+    return str(value)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,9 +230,21 @@ def _ask(url: str, path: str, body: dict[str, Any], *, wanted: str) -> Any:
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - likewise
             return json.loads(answer.read())[wanted]
-    except urllib.error.URLError as error:
-        raise ValueError(f"{where}: {error}") from None
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{where} answered {error.code}: {_reason(url, error)}") from None
     except OSError as error:
-        raise ValueError(f"{where}: {error or type(error).__name__}") from None
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        told = getattr(why, "strerror", None) or str(why) or type(why).__name__
+        raise ValueError(f"{where}: {told.lower()}; is the engine running there?") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{where} answered without '{wanted}', so it is no such engine") from None
+
+
+def _reason(url: str, error: urllib.error.HTTPError) -> str:
+    if error.code == HTTPStatus.NOT_FOUND and url.rstrip("/").endswith("/v1"):
+        return "give the engine's address without /v1"
+    try:
+        told = json.loads(error.read())
+        return str(told["error"]["message"] if "error" in told else told["message"])
+    except (ValueError, KeyError, TypeError):
+        return error.reason.lower()

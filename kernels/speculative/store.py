@@ -64,8 +64,8 @@ def write_store(path: Path, answers: Iterable[tuple[int, list[int]]], *, tokeniz
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError as error:  # a full disk's error has no path
-        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
+    except OSError as error:  # a full disk's error has no path, others one that nobody gave
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
     return head

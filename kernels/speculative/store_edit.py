@@ -48,14 +48,20 @@ def answers_by_tenant(
 ) -> dict[str, list[tuple[int, list[int]]]]:
     """Part answers by tenant; `""` holds those of a store that is not one tenant's.
 
-    Raises ValueError when several tenants' answers would come into one store unasked.
+    Raises ValueError when several tenants' answers would come into one store unasked, and when a
+    tenant is named that has none: a misspelt name must not empty a store.
     """
     found: dict[str, list[tuple[int, list[int]]]] = {}
+    others: set[str] = set()
     for text in texts:
         if tenant is not None and text.tenant != tenant:
+            others.add(text.tenant)
             continue
         answer = text.tokens[text.answer_from :].tolist()
         found.setdefault(text.tenant, []).append((text.day, answer))
+    if tenant is not None and not found:
+        names = ", ".join(repr(name) for name in sorted(others)[:5]) or "no texts"
+        raise ValueError(f"no text is of tenant {tenant!r}; the data has {names}")
     if by_tenant:
         return found
     if len(found) > 1 and not shared:

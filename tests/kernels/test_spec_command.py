@@ -64,6 +64,20 @@ def test_tenants_answers_are_not_mixed_unless_it_is_said(tmp_path, capsys):
     assert told["stores"][0]["kept"] == 10
 
 
+def test_a_misspelt_tenant_empties_no_store(tmp_path, capsys):
+    data = write_texts(tmp_path / "t.jsonl", texts_of(10))
+    words = ("store", "build", tmp_path / "a.store", "--data", data, "--tenant")
+    assert main([*map(str, words), "a"]) == 0
+    assert capsys.readouterr().out == (
+        f"stores:\n  store {tmp_path}/a.store, tokens 436, kept 5, short 0, loops 0, twice 0,"
+        " old 0, over 0\n"
+    )
+    before = (tmp_path / "a.store").read_bytes()
+    said = failed(capsys, *words, "aa")
+    assert said == "forebay: no text is of tenant 'aa'; the data has 'a', 'b'"
+    assert (tmp_path / "a.store").read_bytes() == before
+
+
 def test_a_tenant_cannot_name_a_file_elsewhere(tmp_path, capsys):
     data = write_texts(tmp_path / "t.jsonl", texts_of(2, tenants=("../x",)))
     assert main(["store", "build", str(tmp_path / "f"), "--data", data, "--by-tenant"]) == 1
@@ -243,8 +257,10 @@ def test_the_systems_errors_say_which_path_and_what_to_do(tmp_path, capsys):
     )
     data = write_texts(tmp_path / "t.jsonl", texts_of(3, tenants=("a",)))
     said = failed(capsys, "store", "build", tmp_path / "no" / "a.store", "--data", data)
-    assert said.startswith(f"forebay: {tmp_path}/no/a.store")
-    assert said.endswith("no such file or directory; give the path of something that is there")
+    assert said == (
+        f"forebay: {tmp_path}/no/a.store: no such file or directory;"
+        " give the path of something that is there"
+    )
 
 
 def test_an_engine_that_answers_something_else_is_named(tmp_path, capsys):
@@ -264,3 +280,29 @@ def test_an_engine_that_answers_something_else_is_named(tmp_path, capsys):
         said = failed(capsys, "tokens", text, tmp_path / "out.jsonl", "--url", url)
         server.shutdown()
     assert said == (f"forebay: {url}/tokenize answered without 'tokens', so it is no such engine")
+
+
+def test_an_engine_that_refuses_or_is_not_there_is_told_with_its_reason(tmp_path, capsys):
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "there is no model \'lama\'"}}')
+
+        def log_message(self, *_):
+            pass
+
+    text = write_texts(tmp_path / "t.jsonl", [{"prompt": "a", "answer": "b"}])
+    words = ("tokens", text, tmp_path / "out.jsonl", "--url")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said = [failed(capsys, *words, each) for each in (url, url + "/v1")]
+        server.shutdown()
+    assert said == [
+        f"forebay: {url}/tokenize answered 404: there is no model 'lama'",
+        f"forebay: {url}/v1/tokenize answered 404: give the engine's address without /v1",
+    ]
+    assert failed(capsys, *words, url) == (
+        f"forebay: {url}/tokenize: connection refused; is the engine running there?"
+    )
