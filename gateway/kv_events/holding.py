@@ -24,7 +24,11 @@ class Holding:
 
     def __init__(self, block_tokens: int) -> None:
         self.recut = Recut(block_tokens)
-        self.gaps = self.restarts = self.unread = self.batches = self.events = 0
+        self.gaps: int = 0
+        self.restarts: int = 0
+        self.unread: int = 0
+        self.batches: int = 0
+        self.events: int = 0
         self.since = time.time()
         self.stored: dict[int, int] = {}
         """Blocks held from now on, and on which tier; likewise the next two."""
