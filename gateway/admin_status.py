@@ -176,6 +176,7 @@ class Readiness(_Model):
     draining: bool
     config_ok: bool
     pools: dict[str, PoolHealth]
+    unknown: list[str] = Field(description="pools that were asked for and are not there")
 
 
 def status_of(snapshot: Snapshot, totals: Mapping[str, PoolTotals], now: float) -> Status:
@@ -268,4 +269,5 @@ def readiness_of(snapshot: Snapshot, wanted: list[str] | None) -> Readiness:
         draining=snapshot.draining,
         config_ok=snapshot.config_ok,
         pools=pools,
+        unknown=sorted(set(wanted or ()) - pools.keys()),
     )

@@ -169,9 +169,12 @@ def tokenizer_fault(prefix: Prefix) -> str | None:
     if prefix.mode == "off" or prefix.tokenizer in (None, ENGINE):
         return None
     path = Path(prefix.tokenizer)
-    file = path if path.is_file() else path / "tokenizer.json"
-    if not file.is_file():
-        return f"there is no tokenizer at {str(file)!r}"
+    try:
+        file = path if path.is_file() else path / "tokenizer.json"
+        if not file.is_file():
+            return f"there is no tokenizer at {str(file)!r}"
+    except OSError as error:
+        return f"the tokenizer in {str(path)!r} cannot be read: {(error.strerror or '').lower()}"
     if not is_there("tokenizer"):
         asking = "; or ask the engines (tokenizer: engine)"
         return needs("a tokenizer in files", "tokenizer") + asking

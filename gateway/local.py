@@ -115,8 +115,9 @@ class LocalAnswers:
         wanted = parse_qs(message.query).get("pool")
         pools = [pool for pool in snapshot.pools if wanted is None or pool.name in wanted]
         ready = snapshot.ready
+        unknown = sorted(set(wanted or ()) - {pool.name for pool in pools})
         if wanted is not None:
-            ready = ready and len(pools) == len(set(wanted)) and all(pool.usable for pool in pools)
+            ready = ready and not unknown and all(pool.usable for pool in pools)
         said = {
             "ready": ready,
             "draining": snapshot.draining,
@@ -125,6 +126,7 @@ class LocalAnswers:
                 pool.name: {"usable": pool.usable, "endpoints": len(pool.endpoints)}
                 for pool in pools
             },
+            "unknown": unknown,
         }
         _send(responder, said, status=200 if ready else 503)
 

@@ -66,10 +66,17 @@ def _weights(place: Place, folder: str | None) -> Found:
 
 def _writable(place: Place, file: Path) -> Found:
     """Tell where a file could not be made or gone on with."""
+    # Path's own questions raise where a folder may not be looked into.
     folder = file.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - see above
         yield place, f"there is no folder {str(folder)!r} for it"
-    elif file.is_dir():
+    elif os.path.isdir(file):  # noqa: PTH112 - likewise
         yield place, f"{str(file)!r} is a folder; name a file"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        yield place, f"{str(file)!r} cannot be written"
+    elif not _may_write(file):
+        yield place, f"{str(file)!r} cannot be written by this user"
+
+
+def _may_write(file: Path) -> bool:
+    if os.path.exists(file):  # noqa: PTH110 - likewise
+        return os.access(file, os.W_OK)
+    return os.access(file.parent, os.W_OK | os.X_OK)

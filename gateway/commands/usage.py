@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,7 +114,9 @@ def _read(file: Path, tenants: list[str] | None, since: int) -> Sequence[Row]:
     from forebay.policies.contracts import ForebayError
 
     if not file.exists():
-        raise ForebayError(f"{file}: there is no such file")
+        raise ForebayError(f"{file}: there is no such file; a gateway with tenants makes it")
+    if not os.access(file, os.R_OK):
+        raise ForebayError(f"{file}: may not be read by this user")
     try:
         return SqliteBook(file).read(tenants, since)
     except sqlite3.Error as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -83,5 +83,14 @@ class Section(BaseModel):
         assert info.field_name is not None
         flag = cls.model_fields[info.field_name].annotation is bool or info.field_name in cls.flags
         if isinstance(value, bool) and not flag:
-            raise ValueError("must not be true or false")
+            raise ValueError(_no_flag(cls.model_fields[info.field_name].annotation))
         return value
+
+
+def _no_flag(annotation: Any) -> str:
+    """Say what to write in the place of true or false."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            needed = [name for name, field in kind.model_fields.items() if field.is_required()]
+            return "must be a mapping" + ("" if needed else "; {} takes every default")
+    return "must not be true or false"

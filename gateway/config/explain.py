@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from .sections import Config, Section
 from .suggest import did_you_mean
-from .units import Substituted, shown
+from .units import Substituted, parse_share, shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from .errors import Place
 
+_TOO_MUCH = ("less_than", "less_than_equal")
 _WANTED = {
     "bool": "true or false",
     "dict": "a mapping",
@@ -46,10 +47,10 @@ def _message(error: ErrorDetails, place: Place) -> str:
         return "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or a digit"
     if kind == "too_short":
         return "needs at least one entry"
-    return _plain(kind, error)
+    return _plain(kind, error, place)
 
 
-def _plain(kind: str, error: ErrorDetails) -> str:
+def _plain(kind: str, error: ErrorDetails, place: Place) -> str:
     about, _, fault = kind.partition("_")
     wanted = _WANTED.get(about) if fault in {"type", "parsing", "from_float"} else None
     if wanted == "a text" and isinstance(error["input"], int | float):
@@ -58,7 +59,16 @@ def _plain(kind: str, error: ErrorDetails) -> str:
     if wanted:
         return f"must be {wanted}"
     message = re.sub(r"^(Input|Value|String) should ", "must ", error["msg"])
-    return message[:1].lower() + message[1:]
+    hint = "; ten percent is 10% or 0.1" if kind in _TOO_MUCH and _is_share(place) else ""
+    return message[:1].lower() + message[1:] + hint
+
+
+def _is_share(place: Place) -> bool:
+    section = _section_at(place[:-1])
+    field = None if section is None else section.model_fields.get(str(place[-1]))
+    return field is not None and any(
+        getattr(each, "func", None) is parse_share for each in field.metadata
+    )
 
 
 def _unknown_key(place: Place) -> str:
@@ -77,13 +87,20 @@ def _no_choice(value: object, place: Place) -> str:
     if section is None or field is None:
         return "is none of the known values"
     kind = get_args(field.annotation)[0] if listed else field.annotation
-    choices = [str(choice) for choice in get_args(kind)]
+    choices = [str(choice) for choice in _choices(kind)]
     if isinstance(value, str) and not isinstance(value, Substituted) and value in choices:
         return f"must be {value}, without quotes"
     if str(value) in section.later_values.get(key, ()):
         return f"{shown(value)} is not in this version; use {' or '.join(choices)}"
     hint = "" if isinstance(value, Substituted) else did_you_mean(str(value), choices)
     return f"{shown(value)} is not one of {', '.join(choices)}{hint}"
+
+
+def _choices(annotation: Any) -> list[object]:
+    """Return the values of a Literal, alone or beside None."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for each in get_args(annotation) for choice in _choices(each)]
 
 
 def _section_at(place: Place) -> type[Section] | None:

@@ -96,13 +96,17 @@ def _eligible(
         "sla": list(_mapping(file.get("sla"))),
         "models": list(_model_names(pools.get(str(section.get("pool")), {}))),
     }
-    words = {"tenants": "tenant", "sla": "SLA class", "models": "model of the pool"}
+    words = {
+        "tenants": "there is no tenant",
+        "sla": "there is no SLA class",
+        "models": "the pool has no model",
+    }
     eligible = _mapping(section.get("eligible"))
     for key, names in known.items():
         for j, name in enumerate(_list(eligible.get(key))):
             if isinstance(name, str) and name not in names:
                 hint = _hinted(name, [n for n in names if isinstance(n, str)])
-                yield (*place, "eligible", key, j), f"there is no {words[key]} {hint}"
+                yield (*place, "eligible", key, j), f"{words[key]} {hint}"
 
 
 def find_fallback_faults(file: dict[str, object]) -> Found:

@@ -176,6 +176,8 @@ def test_readiness_names_the_pools():
         "llama": {"usable": 1, "endpoints": 2},
         "embed": {"usable": 0, "endpoints": 1},
     }
+    said = ask("/readyz?pool=lama&pool=llama").json()
+    assert (said["ready"], list(said["pools"]), said["unknown"]) == (False, ["llama"], ["lama"])
 
 
 SECRET = "/admin/v1/status"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,23 @@ def test_nothing_says_that_forebay_is_on_an_index(place: str):
     texts = {file: file.read_text("utf-8") for file in files}
     for words in ("forebay[", "install forebay", "--no-deps forebay"):
         assert [str(file) for file, text in texts.items() if words in text] == []
+
+
+def test_folders_that_may_not_be_looked_into_are_told_with_their_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shut, file = tmp_path / "shut", tmp_path / "forebay.yaml"
+    shut.mkdir(mode=0)
+    if os.access(shut, os.X_OK):
+        pytest.skip("this user may look into every folder")
+    own = f"{{predictor: 'http://a', prediction: {{outcomes: {shut}/x}}}}"
+    file.write_text(
+        file_of(f"scheduling: {own}", f"    prefix: {{tokenizer: {shut}}}\n    order: ml")
+    )
+    assert main(["check", str(file)]) == 1
+    assert capsys.readouterr().out == (
+        f"{file}:6: pools[0].scheduling.prediction.outcomes: '{shut}/x' cannot be written by "
+        "this user\n"
+        f"{file}:7: pools[0].prefix.tokenizer: the tokenizer in '{shut}' cannot be read: "
+        "permission denied\n"
+    )

@@ -157,7 +157,11 @@ telemetry: {otlp: , sample: 1000%, log_requests: maybe}
         (13, "tenants[0].priority", "is not in this version"),
         (14, "telemetry.log_requests", "must be true or false"),
         (14, "telemetry.otlp", "has no value; give it one, or leave the key out"),
-        (14, "telemetry.sample", "must be less than or equal to 1"),
+        (
+            14,
+            "telemetry.sample",
+            "must be less than or equal to 1; ten percent is 10% or 0.1",
+        ),
     ]
 
 
@@ -430,3 +434,28 @@ def test_a_key_that_looks_like_a_number_is_not_repeated():
 def test_a_version_in_quotes_is_told_apart():
     text = MINIMAL.replace("version: 1", "version: '1'")
     assert errors(text) == [(1, "version", "must be 1, without quotes")]
+
+
+@pytest.mark.parametrize(
+    ("members", "path", "message"),
+    [
+        ("prefix: {warm: true}", "prefix.warm", "must be a mapping; {} takes every default"),
+        (
+            "prefix: {guard: {below: 50}}",
+            "prefix.guard.below",
+            "must be less than 1; ten",
+        ),
+        ("prefix: {warm: {uses: true}}", "prefix.warm.uses", "must not be true or false"),
+        (
+            "endpoints: [{name: a, engine: sim, speculative: eagle9}]",
+            "endpoints[0].speculative",
+            "'eagle9' is not one of draft_model, eagle, eagle3, lookahead, medusa, mtp, ngram, ",
+        ),
+    ],
+)
+def test_what_a_pool_cannot_be_is_told_with_what_it_can(members: str, path: str, message: str):
+    own = "" if members.startswith("endpoints") else ", endpoints: [{name: a, engine: sim}]"
+    with pytest.raises(ConfigErrors) as caught:
+        load.read(f"version: 1\npools: [{{name: p, models: [m], {members}{own}}}]\n", {})
+    (fault,) = caught.value.errors
+    assert (fault.path, fault.message[: len(message)]) == (f"pools[0].{path}", message)

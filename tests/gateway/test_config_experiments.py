@@ -72,7 +72,7 @@ def faults(*experiments: str) -> list[tuple[str, str]]:
         (
             f"{GOOD}, eligible: {{models: [n]}}",
             "[0].eligible.models[0]",
-            "there is no model of the pool 'n'",
+            "the pool has no model 'n'",
         ),
         (
             f"{GOOD}, eligible: {{tenants: [n]}}",

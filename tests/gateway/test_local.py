@@ -92,7 +92,8 @@ def test_readiness_of_a_pool_is_asked_for_by_name():
     assert ask(found, "/readyz", "pool=p")[0] == 200
     assert ask(found, "/readyz", "pool=q")[0] == 503
     assert ask(found, "/readyz", "pool=p&pool=q")[0] == 503
-    assert ask(found, "/readyz", "pool=none")[0] == 503
+    status, said = ask(found, "/readyz", "pool=none&pool=p")
+    assert (status, said["unknown"]) == (503, ["none"])
     assert ask(found, "/readyz", "pool=p")[1]["pools"] == {"p": {"usable": 1, "endpoints": 2}}
 
 
