@@ -233,6 +233,7 @@ def test_health_readiness_and_metrics_need_no_key(go: Go, kit: Kit):
                 "draining": False,
                 "config_ok": True,
                 "pools": {"pa": {"usable": 2, "endpoints": 2}, "pb": {"usable": 1, "endpoints": 1}},
+                "unknown": [],
             }
             one = await gateway.ask(kit.get("/readyz?pool=pb"))
             assert (one.status, list(one.json["pools"])) == (200, ["pb"])
