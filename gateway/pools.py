@@ -163,17 +163,17 @@ class Pool:
                 continue  # it came from another pool, by that one's name
             if name not in self.models:
                 text = "the model that this waited for is no longer served"
-                relay.refused(InvalidRequest(text, status=404, code="model_not_found"))
+                relay.ousted(InvalidRequest(text, status=404, code="model_not_found"))
             elif self.engine_model(name) != relay.request.model:
                 text = "the pool has been configured anew; send this again"
-                relay.refused(Overloaded(text, status=503, retry_after=1.0))
+                relay.ousted(Overloaded(text, status=503, retry_after=1.0))
 
     def recheck(self, now: float) -> None:
         """Refuse what waits for something that no endpoint has any more."""
         for request, error in self.dispatcher.recheck(now):
             relay = self.waiting.pop(request.id, None)
             if relay is not None:
-                relay.refused(error)
+                relay.ousted(error)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the endpoints; the caller calls `wake` after."""
@@ -295,7 +295,7 @@ class Pool:
         for request, error in others.refused:
             relay = self.waiting.pop(request.id, None)
             if relay is not None:
-                relay.refused(error)
+                relay.ousted(error)
         self._expired(others.expired, now)
         self.start(others.started, now)
 

@@ -186,6 +186,11 @@ class Relay:
         self.outcome.placed = None
 
     def refused(self, error: Rejected) -> None:
+        """See meter.Asking. Says nothing of a pool or an arm: the limit is the tenant's own."""
+        self._inbound.trial = None
+        self._reject(error)
+
+    def ousted(self, error: Rejected) -> None:
         """Give up waiting: displaced, too late to start, or a reload took away what it is for."""
         if not (self._inbound.places and self._move(reason_of(error), self._app.now())):
             self._reject(error)

@@ -58,7 +58,7 @@ class Call:
     def recalled(self) -> None:
         self._note("recalled")
 
-    def refused(self, _error: Rejected) -> None:
+    def ousted(self, _error: Rejected) -> None:
         self._note("refused")
 
     def expired(self, _now: float) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Peer, RedisServer
-    from tests.journeys.conftest import Answer, Gateway, Go, Kit
+    from tests.journeys.conftest import Answer, Engine, Gateway, Go, Kit
 
 KEY = "fb_q_" + "q" * 43
 USAGE = {"prompt_tokens": 12, "completion_tokens": 5, "total_tokens": 17}
@@ -79,6 +79,42 @@ def test_a_tenant_over_its_limit_is_told_when_to_return(go: Go, kit: Kit, state:
                 assert third.headers["x-ratelimit-remaining-requests"] == "0"
                 assert len(engine.requests) == 2
                 assert await used(gateway) == Used(2, 34, 0, 34, 34, 0, 0)
+
+    go(main())
+
+
+def with_another(other: str, limited: dict[str, Any], one: Engine, two: Engine) -> dict[str, Any]:
+    """Configure a first pool that `one` serves, and `two` where that one cannot."""
+    first: dict[str, Any] = {"name": "p", "models": {"m": "m"}, "endpoints": [one.section("a")]}
+    second = {"name": "q", "models": {"big": "m"}, "endpoints": [two.section("b")]}
+    if other == "a fallback":
+        limited["fallback"] = True
+        first["fallback"] = [{"pool": "q", "on": ["saturated", "unhealthy"]}]
+        return {"pools": [first, second]}
+    first["models"], second["models"] = {"small": "m"}, {"m": "m"}
+    arms = {"now": {"pool": "q"}, "next": {"pool": "p"}}
+    trial = {"name": "t", "pool": "q", "arms": arms, "split": {"now": 0, "next": 1}}
+    return {"pools": [first, second], "experiments": [trial]}
+
+
+@pytest.mark.parametrize("other", ["a fallback", "an arm"])
+def test_who_is_over_its_limit_goes_nowhere_else(
+    go: Go, kit: Kit, state: dict[str, Any], other: str
+):
+    """A limit looks like a full pool, 429, for which others would take over."""
+
+    async def main() -> None:
+        limited = tenant(requests_per_minute=1)
+        one, two = kit.engine(kit.whole(TOLD)), kit.engine(kit.whole(TOLD))
+        async with one, two:
+            pools = with_another(other, limited, one, two)
+            settings = kit.config(**pools, tenants=[limited], state=state)
+            async with kit.running(settings) as gateway:
+                assert (await ask(gateway, kit)).status == 200
+                again = await ask(gateway, kit)
+                assert (again.status, again.json["error"]["code"]) == (429, "rate_limit_exceeded")
+                assert (len(one.requests), len(two.requests)) == (1, 0)
+                assert gateway.outcomes[-1].arm == ""  # nor does it count against an arm
 
     go(main())
 
