@@ -195,7 +195,8 @@ def _money_has_prices(file: dict[str, object]) -> Found:
         models = _list(limits.get("models")) or [model for _, model in _models(file)]
         free = sorted({m for m in models if isinstance(m, str)} - priced)
         if free and any(key in limits for key in _MONEY):
-            yield place, f"has a limit on money, but 'prices' has none for {shown(free[0])}"
+            names = ", ".join(map(shown, free))
+            yield place, f"has a limit on money, but 'prices' has none for {names}"
 
 
 def _reserves_fit(file: dict[str, object]) -> Found:

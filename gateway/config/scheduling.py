@@ -190,7 +190,8 @@ class Prediction(Section):
     outcomes: str | None = Field(
         default=None,
         min_length=1,
-        description="file of features and lengths to learn from, prompts and tenants as hashes",
+        description="file of features and lengths to learn from, "
+        "prompts and tenants as hashes; a relative path is of the working directory",
     )
     outcomes_limit: Bytes = Field(
         default=64 << 20, ge=1 << 16, description="of that file and the one before it"

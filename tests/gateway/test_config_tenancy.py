@@ -127,7 +127,7 @@ def test_a_bare_digest_is_a_key_without_an_end():
         (
             "limits: {money_per_day: 1}",
             "",
-            "has a limit on money, but 'prices' has none for 'm'",
+            "has a limit on money, but 'prices' has none for 'm', 'n'",
         ),
         ("weight: 0", "weight", "must be greater than 0"),
         ("weight: true", "weight", "must not be true or false"),
