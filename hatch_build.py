@@ -6,6 +6,9 @@ mypyc makes C of the modules named here: the same code, at two to three times th
 C compiler and Python's headers, and makes a wheel for one machine and Python, so a plain build
 leaves it out. Which modules: those that run for each request or decision, but not those whose
 classes are msgspec's or pydantic's, or are taken as a base by others.
+
+Where C behaves otherwise, the code asks first: a slice of bytes that ends before it begins raises
+SystemError, and one tuple or float may be two objects, so that `is` tells nothing of them.
 """
 
 from __future__ import annotations
