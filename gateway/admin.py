@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from forebay import __version__
 
 from . import page
-from .admin_guard import REFUSALS, Guard, error_answer
+from .admin_guard import REFUSALS, Failed, Guard, error_answer
 from .admin_status import Readiness, Status, readiness_of, status_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _add_health(app: FastAPI, state: AdminState) -> None:
         """Say that the process is alive."""
         return "ok"
 
-    @app.get("/readyz", responses={503: {"model": Readiness}})
+    @app.get("/readyz", responses={422: {"model": Failed}, 503: {"model": Readiness}})
     def readyz(  # pyright: ignore[reportUnusedFunction] - likewise
         response: Response, pool: Annotated[list[str] | None, Query()] = None
     ) -> Readiness:

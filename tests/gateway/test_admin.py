@@ -280,6 +280,7 @@ def test_the_description_tells_of_the_key_and_of_refusals_where_there_are(key: s
     refusing = [path for path, told in asked.items() if "401" in told["responses"]]
     assert refusing == [SECRET, "/metrics"]
     assert "parameters" not in asked["/metrics"]
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]
 
 
 def test_the_page_loads_nothing_from_elsewhere():
