@@ -196,6 +196,10 @@ def proven(plan: Plan, tallies: Tallies, arm: str) -> Effect | None:
     return found if found.is_not_worse(measure, plan.margin) else None
 
 
+_UNITS = {"ttft": " s", "tpot": " s", "e2e": " s", "queue": " s", "length": " tokens"}
+"""Of means; a quantile is over what is usual."""
+
+
 def worded(found: Effect) -> str:
     """Say an effect in one line."""
     where = ""
@@ -206,7 +210,8 @@ def worded(found: Effect) -> str:
         values = f"{found.candidate:.2%} against {found.control:.2%}"
         sure = f"difference {found.low:+.2%} to {found.high:+.2%}"
     else:
-        values = f"{found.candidate:.4g} against {found.control:.4g}"
+        unit = _UNITS.get(found.measure, "")
+        values = f"{found.candidate:.4g}{unit} against {found.control:.4g}{unit}"
         sure = f"ratio {found.low:.3f} to {found.high:.3f}"
     return f"{found.measure}{where}: {values}, {sure}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay.policies.experiments.measures import Effect
 from forebay.policies.experiments.plan import Plan
 from forebay.policies.experiments.ramp import (
     Decision,
@@ -15,6 +16,7 @@ from forebay.policies.experiments.ramp import (
     by_hand,
     judge,
     weights,
+    worded,
 )
 from forebay.policies.experiments.tallies import Cell, Observation, Tallies
 
@@ -177,3 +179,16 @@ def test_all_tests_together_have_the_experiments_alpha():
     runs, rails = 2 * 2, len(plan.guardrails) + 1
     spent = runs * (rails * (alphas.whole + cells * alphas.cell) + alphas.promote)
     assert spent == pytest.approx(plan.alpha)
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        ("ttft", "ttft: 0.2 s against 0.1 s, ratio 1.500 to 2.500"),
+        ("length", "length: 0.2 tokens against 0.1 tokens, ratio 1.500 to 2.500"),
+        ("ttft_p99", "ttft_p99: 0.2 against 0.1, ratio 1.500 to 2.500"),
+    ],
+)
+def test_an_effect_is_worded_with_its_unit(measure: str, said: str):
+    found = Effect(measure, None, 0.2, 0.1, 2.0, 1.5, 2.5, 100, 100)
+    assert worded(found) == said
