@@ -2,7 +2,7 @@
 
     HATCH_BUILD_HOOK_ENABLE_CUSTOM=true pip install .
 
-mypyc makes C of the modules named here: the same code, at two to three times the speed. It needs a
+mypyc makes C of the modules named here: the same code, at up to twice the speed. It needs a
 C compiler and Python's headers, and makes a wheel for one machine and Python, so a plain build
 leaves it out. Which modules: those that run for each request or decision, but not those whose
 classes are msgspec's or pydantic's, or are taken as a base by others.
