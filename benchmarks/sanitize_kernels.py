@@ -16,7 +16,7 @@ from forebay.kernels.attention.merge import merge_states
 from forebay.kernels.attention.mla import mla_decode, mla_plan
 from forebay.kernels.attention.prefill import paged_prefill
 from forebay.kernels.attention.reference import attention_reference, mla_decode_reference
-from forebay.kernels.sampling.rejection import rejection_sample
+from forebay.kernels.sampling.rejection import RejectionConfig, rejection_sample
 from forebay.kernels.testing import Case, assert_close, dequantised, make_case, quantise_cache
 
 DTYPE = torch.bfloat16
@@ -97,7 +97,8 @@ def reject() -> None:
     out, accepted = rejection_sample(
         logits=logits, draft=torch.full((6,), 7, dtype=torch.int32, device="cuda"), cu_draft=ends,
         most=3, temperature=torch.tensor([0.5, 0.0, 0.5], device="cuda"),
-        seeds=torch.arange(3, device="cuda"), places=torch.arange(3, device="cuda"), chunk=256,
+        seeds=torch.arange(3, device="cuda"), places=torch.arange(3, device="cuda"),
+        config=RejectionConfig(chunk=256, num_warps=4, loop=2, num_stages=2),
     )  # fmt: skip
     assert out.tolist() == [[7, 7, 7, 7], [7, 7, 7, -1], [7, 7, -1, -1]]
     assert accepted.tolist() == [3, 2, 1]

@@ -5,29 +5,40 @@
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Accept drafts against the target's logits, without changing what is sampled.
 
-Three launches, each begun while the one before still runs, and nothing else. `stats`: one pass over
-all logits, split over chunks of the vocabulary, for each row's maximum, argmax and sum of
-exponentials in base 2. `walk`: one program a sequence accepts from the first guess on and stops at
-the first that fails. `residual`: only the row at which a sequence stopped is read again, in chunks,
-for an exponential race: the greatest (p - q)+ / e with e ~ Exp(1) is a draw from the residual, so
-no sum over it and no second pass are needed; the chunk that ends last takes the winner. One row a
-sequence, not K.
+Two launches, the second begun while the first still runs. `stats`: one pass over all logits, in
+chunks of the vocabulary, for each row's maximum and its argmax (greedy) or its sum of exponentials
+in base 2. `walk`: one program a sequence judges all its guesses side by side, keeps those before
+the first that fails, and draws the token after them: a chunk by the chunks' sums, a token of that
+chunk by an exponential race (the greatest p / e with e ~ Exp(1) is a draw from p). So only the
+first pass reads the vocabulary.
+
+Where guesses were drawn from a distribution q, the row at which a sequence stopped goes to a third
+launch, `residual`: (p - q)+ has no sums yet, so all its chunks race, and the one that ends last
+takes the winner. One row a sequence, not K.
 
 Random numbers are Philox by (seed, place in the answer, use), so a sequence's tokens do not depend
 on its batch, nor on how many guesses were refused. Filters (top-k, top-p, penalties, masks) belong
 into the logits before, as -inf: what is accepted against must be what is sampled from.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.host import check, next_power_of_2, starts_early
+from forebay.kernels._common.host import (
+    check,
+    config_for,
+    next_power_of_2,
+    sm_count,
+    starts_early,
+)
 
-__all__ = ["rejection_sample"]
+__all__ = ["RejectionConfig", "rejection_config", "rejection_sample"]
 
-_CHUNK = 4096
-_USES = tl.constexpr(2)  # of a place's random numbers: keep, and race
+_USES = tl.constexpr(2)  # of a place's random numbers: keep, and draw
+_NEVER = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -49,10 +60,11 @@ def rejection_stats_kernel(
     stride_logits,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Maximum, argmax and sum of `2 ** (logit * scale - max)` of one chunk of one row."""
-    chunk = tl.program_id(0)
+    """Maximum, and argmax or sum of `2 ** ((logit - max) * scale)`, of LOOP chunks of one row."""
     b = tl.program_id(2)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -61,40 +73,48 @@ def rejection_stats_kernel(
     if tl.program_id(1) > tl.load(cu_draft_ptr + b + 1) - start:
         return
     row = (start + b + tl.program_id(1)).to(tl.int64)
-    offs = chunk * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < vocab
-    x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
-    x = x.to(tl.float32)
     scale = base2_scale(temperature_ptr, b)
-    top = tl.max(x, 0)
-    first = tl.min(tl.where((x == top) & inside, offs, 2147483647), 0)
-    shifted = tl.where(x > float("-inf"), (x - top) * scale, float("-inf"))
-    at = row * CHUNKS + chunk
-    tl.store(part_max_ptr + at, top)
-    tl.store(part_arg_ptr + at, first)
-    tl.store(part_sum_ptr + at, tl.sum(tl.exp2(shifted), 0))
+    first = tl.program_id(0) * LOOP
+    for chunk in tl.range(first, tl.minimum(first + LOOP, CHUNKS), num_stages=STAGES):
+        offs = chunk * BLOCK + tl.arange(0, BLOCK)
+        inside = offs < vocab
+        x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
+        x = x.to(tl.float32)
+        top = tl.max(x, 0)
+        at = row * CHUNKS + chunk
+        tl.store(part_max_ptr + at, top)
+        if scale == 0.0:
+            found = tl.min(tl.where((x == top) & inside, offs, _NEVER), 0)
+            tl.store(part_arg_ptr + at, found)
+        else:
+            shifted = tl.where(x > float("-inf"), (x - top) * scale, float("-inf"))
+            tl.store(part_sum_ptr + at, tl.sum(tl.exp2(shifted), 0))
 
 
 @triton.jit
-def row_state(
-    part_max_ptr,
-    part_arg_ptr,
-    part_sum_ptr,
-    row,
-    scale,
-    CHUNKS: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Merge a row's chunks: maximum, argmax (the lower id on a tie), sum."""
-    offs = tl.arange(0, BLOCK_C)
-    inside = offs < CHUNKS
-    tops = tl.load(part_max_ptr + row * CHUNKS + offs, mask=inside, other=float("-inf"))
-    args = tl.load(part_arg_ptr + row * CHUNKS + offs, mask=inside, other=2147483647)
-    sums = tl.load(part_sum_ptr + row * CHUNKS + offs, mask=inside, other=0.0)
-    top = tl.max(tops, 0)
-    best = tl.min(tl.where((tops == top) & inside, args, 2147483647), 0)
-    grown = tl.where(tops > float("-inf"), tl.exp2((tops - top) * scale), 0.0)
-    return top, best, tl.sum(sums * grown, 0)
+def weights_of(logits_ptr, chunk, vocab, top, scale, refused, BLOCK: tl.constexpr):
+    """Read a chunk of one row as `2 ** ((logit - top) * scale)`, 0 for the refused token."""
+    offs = chunk * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+    kept = (x > float("-inf")) & (offs != refused)
+    return tl.where(kept, tl.exp2((x - top) * scale), 0.0)
+
+
+@triton.jit
+def race(chunk, weight, seed, place, BLOCK: tl.constexpr):
+    """Run one chunk's race: the greatest key, and its token, the lower one on a tie.
+
+    A stream of its own for each place: the keep coins count places, this one tokens.
+    """
+    stream = seed ^ ((place * _USES + 1) * 0x1E3779B1)
+    # Four tokens a counter: token i takes number i % 4 of counter i // 4.
+    a, b, c, d = tl.rand4x(stream, chunk * (BLOCK // 4) + tl.arange(0, BLOCK // 4))
+    numbers = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (BLOCK,))
+    waiting = -tl.log(tl.maximum(numbers, 1e-10))
+    key = tl.where(weight > 0.0, weight / tl.maximum(waiting, 1e-30), -1.0)
+    most = tl.max(key, 0)
+    offs = chunk * BLOCK + tl.arange(0, BLOCK)
+    return most, tl.min(tl.where(key == most, offs, _NEVER), 0)
 
 
 @triton.jit
@@ -112,15 +132,17 @@ def rejection_walk_kernel(
     out_ptr,
     accepted_ptr,
     arrived_ptr,
+    vocab,
     most,
     stride_logits,
     stride_probs,
     CHUNKS: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Accept one sequence's guesses up to the first that fails; greedy ones are done then."""
+    """Keep one sequence's guesses up to the first that fails, and draw the token after them."""
     b = tl.program_id(0).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -130,51 +152,74 @@ def rejection_walk_kernel(
     scale = base2_scale(temperature_ptr, b)
     seed = tl.load(seed_ptr + b)
     place = tl.load(place_ptr + b)
-    kept = 0
-    going = 1
-    while (kept < count) & (going == 1):
-        row = (start + b + kept).to(tl.int64)
-        token = tl.load(draft_ptr + start + kept)
-        top, best, total = row_state(
-            part_max_ptr, part_arg_ptr, part_sum_ptr, row, scale, CHUNKS, BLOCK_C
-        )
-        if scale == 0.0:
-            going = tl.where(best == token, 1, 0)
-        else:
-            x = tl.load(logits_ptr + row * stride_logits + token).to(tl.float32)
-            chance = tl.exp2((x - top) * scale) / total
-            q = 1.0
-            if draft_probs_ptr is not None:
-                q = tl.load(draft_probs_ptr + (start + kept) * stride_probs + token).to(tl.float32)
-            coin = tl.rand(seed, (place + kept) * _USES)
-            going = tl.where((chance > 0.0) & (coin * q < chance), 1, 0)
-        if going == 1:
-            kept += 1
+    first_row = (start + b).to(tl.int64)
+    each = tl.arange(0, BLOCK_K)
+    chunk = tl.arange(0, BLOCK_C)
+    token = tl.load(draft_ptr + start + each, mask=each < count, other=0)
+    parts = (first_row + each)[:, None] * CHUNKS + chunk[None, :]  # [BLOCK_K, BLOCK_C]
+    there = (each <= count)[:, None] & (chunk < CHUNKS)[None, :]
+    tops = tl.load(part_max_ptr + parts, mask=there, other=float("-inf"))
+    top = tl.max(tops, 1)
     last = -1
     if scale == 0.0:
-        row = (start + b + kept).to(tl.int64)
-        top, last, total = row_state(
-            part_max_ptr, part_arg_ptr, part_sum_ptr, row, scale, CHUNKS, BLOCK_C
-        )
-    offs = tl.arange(0, BLOCK_K)
-    tokens = tl.load(draft_ptr + start + offs, mask=offs < kept, other=-1)
-    tokens = tl.where(offs == kept, last, tokens.to(tl.int32))
-    tl.store(out_ptr + b * (most + 1) + offs, tokens, mask=offs <= most)
+        args = tl.load(part_arg_ptr + parts, mask=there, other=_NEVER)
+        best = tl.min(tl.where(tops == top[:, None], args, _NEVER), 1)
+        fails = best != token
+        kept = tl.min(tl.where(fails & (each < count), each, count), 0)
+        last = tl.max(tl.where(each == kept, best, -1), 0)
+    else:
+        sums = tl.load(part_sum_ptr + parts, mask=there, other=0.0)
+        grown = tl.exp2((tops - top[:, None]) * scale)
+        mass = tl.where(there & (tops > float("-inf")), sums * grown, 0.0)
+        x = tl.load(
+            logits_ptr + (first_row + each) * stride_logits + token, mask=each < count, other=0.0
+        ).to(tl.float32)
+        chance = tl.exp2((x - top) * scale) / tl.sum(mass, 1)
+        coin = tl.rand(seed, (place + each) * _USES)
+        if draft_probs_ptr is not None:
+            at = (start + each).to(tl.int64) * stride_probs + token
+            coin *= tl.load(draft_probs_ptr + at, mask=each < count, other=0.0).to(tl.float32)
+        fails = (chance <= 0.0) | (coin >= chance)
+        kept = tl.min(tl.where(fails & (each < count), each, count), 0)
+        draws = kept == count
+        if draft_probs_ptr is None:
+            draws = kept <= count
+        if draws:
+            here = each == kept
+            highest = tl.max(tl.where(here, top, float("-inf")), 0)
+            masses = tl.sum(tl.where(here[:, None], mass, 0.0), 0)  # [BLOCK_C]
+            row_ptr = logits_ptr + (first_row + kept) * stride_logits
+            refused = -1
+            if kept < count:
+                refused = tl.sum(tl.where(here, token, 0), 0)
+                # Added up anew: less what was refused it would be rounding alone.
+                its = refused // BLOCK
+                left = weights_of(row_ptr, its, vocab, highest, scale, refused, BLOCK)
+                masses = tl.where(chunk == its, tl.sum(left, 0), masses)
+            reached = tl.cumsum(masses, 0)
+            point = tl.rand(seed, (place + kept) * _USES + 1) * tl.max(reached, 0)
+            found = tl.min(tl.where((reached > point) & (masses > 0.0), chunk, _NEVER), 0)
+            final = tl.max(tl.where(masses > 0.0, chunk, 0), 0)
+            found = tl.minimum(found, final)
+            weight = weights_of(row_ptr, found, vocab, highest, scale, refused, BLOCK)
+            _key, last = race(found, weight, seed, place + kept, BLOCK)
+    tokens = tl.where(each < kept, token.to(tl.int32), -1)
+    tokens = tl.where(each == kept, last, tokens)
+    tl.store(out_ptr + b * (most + 1) + each, tokens, mask=each <= most)
     tl.store(accepted_ptr + b, kept)
-    tl.store(arrived_ptr + b, 0)
+    if draft_probs_ptr is not None:
+        tl.store(arrived_ptr + b, 0)
 
 
 @triton.jit
 def rejection_residual_kernel(
     logits_ptr,
-    draft_ptr,
     cu_draft_ptr,
     draft_probs_ptr,
     temperature_ptr,
     seed_ptr,
     place_ptr,
     part_max_ptr,
-    part_arg_ptr,
     part_sum_ptr,
     out_ptr,
     accepted_ptr,
@@ -190,60 +235,59 @@ def rejection_residual_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Run one chunk of the race for the token after the accepted ones."""
+    """Run one chunk of the race over (p - q)+ where a drawn guess was refused."""
     chunk = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     scale = base2_scale(temperature_ptr, b)
-    if scale == 0.0:
-        return
     start = tl.load(cu_draft_ptr + b)
-    count = tl.load(cu_draft_ptr + b + 1) - start
     kept = tl.load(accepted_ptr + b)
+    if (scale == 0.0) | (kept == tl.load(cu_draft_ptr + b + 1) - start):
+        return
     row = (start + b + kept).to(tl.int64)
-    top, _best, total = row_state(
-        part_max_ptr, part_arg_ptr, part_sum_ptr, row, scale, CHUNKS, BLOCK_C
-    )
-    seed = tl.load(seed_ptr + b)
-    place = tl.load(place_ptr + b) + kept
-    refused = -1
-    if (kept < count) & (draft_probs_ptr is None):
-        refused = tl.load(draft_ptr + start + kept).to(tl.int32)
-    # A stream of its own for each place: the keep coins count places, this one fours of tokens.
-    quarter = tl.arange(0, BLOCK // 4)
-    stream = seed ^ ((place * _USES + 1) * 0x1E3779B1)
-    numbers = tl.rand4x(stream, chunk * (BLOCK // 4) + quarter)
-    best = -2.0
-    first = 0
-    for part in tl.static_range(4):
-        offs = chunk * BLOCK + part * (BLOCK // 4) + quarter
-        inside = offs < vocab
-        x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
-        p = tl.exp2((x.to(tl.float32) - top) * scale) / total
-        p = tl.where((x > float("-inf")) & (offs != refused), p, 0.0)
-        if draft_probs_ptr is not None:
-            at = (start + kept).to(tl.int64) * stride_probs
-            q = tl.load(draft_probs_ptr + at + offs, mask=inside & (kept < count), other=0.0)
-            p = tl.maximum(p - q.to(tl.float32), 0.0)
-        waiting = -tl.log(tl.maximum(numbers[part], 1e-10))
-        key = tl.where(p > 0.0, p / tl.maximum(waiting, 1e-30), -1.0)
-        most_here = tl.max(key, 0)
-        here = tl.min(tl.where((key == most_here) & inside, offs, 2147483647), 0)
-        first = tl.where(most_here > best, here, first)
-        best = tl.maximum(best, most_here)
+    each = tl.arange(0, BLOCK_C)
+    inside = each < CHUNKS
+    tops = tl.load(part_max_ptr + row * CHUNKS + each, mask=inside, other=float("-inf"))
+    sums = tl.load(part_sum_ptr + row * CHUNKS + each, mask=inside, other=0.0)
+    top = tl.max(tops, 0)
+    total = tl.sum(tl.where(tops > float("-inf"), sums * tl.exp2((tops - top) * scale), 0.0), 0)
+    weight = weights_of(logits_ptr + row * stride_logits, chunk, vocab, top, scale, -1, BLOCK)
+    offs = chunk * BLOCK + tl.arange(0, BLOCK)
+    at = (start + kept).to(tl.int64) * stride_probs + offs
+    q = tl.load(draft_probs_ptr + at, mask=offs < vocab, other=0.0).to(tl.float32)
+    left = tl.maximum(weight / total - q, 0.0)
+    best, first = race(chunk, left, tl.load(seed_ptr + b), tl.load(place_ptr + b) + kept, BLOCK)
     tl.store(race_key_ptr + b * CHUNKS + chunk, best)
     tl.store(race_arg_ptr + b * CHUNKS + chunk, first)
     # Both must be out before the counter says so; what others stored is read past L1.
     tl.debug_barrier()
     if tl.atomic_add(arrived_ptr + b, 1) == CHUNKS - 1:
-        each = tl.arange(0, BLOCK_C)
         mine = b * CHUNKS + each
-        keys = tl.load(race_key_ptr + mine, mask=each < CHUNKS, other=-2.0, cache_modifier=".cg")
-        args = tl.load(race_arg_ptr + mine, mask=each < CHUNKS, other=0, cache_modifier=".cg")
-        winner = tl.min(tl.where(keys == tl.max(keys, 0), args, 2147483647), 0)
+        keys = tl.load(race_key_ptr + mine, mask=inside, other=-2.0, cache_modifier=".cg")
+        args = tl.load(race_arg_ptr + mine, mask=inside, other=0, cache_modifier=".cg")
+        winner = tl.min(tl.where(keys == tl.max(keys, 0), args, _NEVER), 0)
         tl.store(out_ptr + b * (most + 1) + kept, winner)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionConfig:
+    """Launch settings; chunk: of the vocabulary, a power of two; loop: chunks a program reads."""
+
+    chunk: int = 4096
+    num_warps: int = 8
+    loop: int = 1
+    num_stages: int = 1
+
+
+def rejection_config(*, logits: torch.Tensor, rows: int) -> RejectionConfig:
+    """Look the settings up: programs read several chunks where rows fill the GPU many times."""
+    chunk = min(4096, next_power_of_2(logits.shape[1]))
+    built_in = {"chunk": chunk, "num_warps": 8 if chunk >= 2048 else 4}
+    full = rows * -(-logits.shape[1] // 4096) >= 16 * sm_count(logits.device)
+    found = config_for("rejection", "full" if full else "few", logits.device, built_in)
+    return RejectionConfig(**found)
 
 
 def rejection_sample(
@@ -256,7 +300,7 @@ def rejection_sample(
     seeds: torch.Tensor,
     places: torch.Tensor,
     draft_probs: torch.Tensor | None = None,
-    chunk: int = _CHUNK,
+    config: RejectionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept guesses; returns `out [sequences, most + 1]` int32 padded with -1, and `[sequences]`.
 
@@ -282,31 +326,32 @@ def rejection_sample(
     accepted = torch.empty(sequences, dtype=torch.int32, device=device)
     if not sequences:
         return out, accepted
-    block = min(chunk, next_power_of_2(vocab))
-    chunks = -(-vocab // block)
+    config = config or rejection_config(logits=logits, rows=rows)
+    chunks = -(-vocab // config.chunk)
     part = torch.empty((2, rows * chunks), dtype=torch.float32, device=device)
     part_arg = torch.empty(rows * chunks, dtype=torch.int32, device=device)
-    race = torch.empty(sequences * chunks, dtype=torch.float32, device=device)
-    race_arg = torch.empty((chunks + 1) * sequences, dtype=torch.int32, device=device)
-    arrived = race_arg[chunks * sequences :]
-    parts = (part[0], part_arg, part[1])
-    stride_probs = 0 if draft_probs is None else draft_probs.stride(0)
     pdl = starts_early(device)
-    common = {"CHUNKS": chunks, "PDL": pdl, "launch_pdl": pdl}
-    warps = 8 if block >= 2048 else 4
-    rejection_stats_kernel[(chunks, most + 1, sequences)](
-        logits, cu_draft, temperature, *parts, vocab, logits.stride(0),
-        BLOCK=block, num_warps=warps, **common,
-    )  # fmt: skip
-    given = (logits, draft, cu_draft, draft_probs, temperature, seeds, places)
     block_c = next_power_of_2(chunks)
+    fixed = {"CHUNKS": chunks, "BLOCK": config.chunk, "PDL": pdl, "launch_pdl": pdl}
+    fixed["num_warps"] = config.num_warps
+    rejection_stats_kernel[(-(-chunks // config.loop), most + 1, sequences)](
+        logits, cu_draft, temperature, part[0], part_arg, part[1], vocab, logits.stride(0),
+        LOOP=config.loop, STAGES=config.num_stages, **fixed,
+    )  # fmt: skip
+    arrived, stride_probs = None, 0
+    if draft_probs is not None:
+        race_arg = torch.empty((chunks + 1) * sequences, dtype=torch.int32, device=device)
+        arrived, stride_probs = race_arg[chunks * sequences :], draft_probs.stride(0)
     rejection_walk_kernel[(sequences,)](
-        *given, *parts, out, accepted, arrived, most, logits.stride(0), stride_probs,
-        BLOCK_C=block_c, BLOCK_K=next_power_of_2(most + 1), num_warps=1, **common,
+        logits, draft, cu_draft, draft_probs, temperature, seeds, places, part[0], part_arg,
+        part[1], out, accepted, arrived, vocab, most, logits.stride(0), stride_probs,
+        BLOCK_C=block_c, BLOCK_K=next_power_of_2(most + 1), **fixed,
     )  # fmt: skip
-    rejection_residual_kernel[(chunks, sequences)](
-        *given, *parts, out, accepted, arrived, race, race_arg, vocab, most,
-        logits.stride(0), stride_probs,
-        BLOCK_C=block_c, BLOCK=block, num_warps=warps, **common,
-    )  # fmt: skip
+    if draft_probs is not None:
+        race_key = torch.empty(sequences * chunks, dtype=torch.float32, device=device)
+        rejection_residual_kernel[(chunks, sequences)](
+            logits, cu_draft, draft_probs, temperature, seeds, places, part[0], part[1], out,
+            accepted, arrived, race_key, race_arg, vocab, most, logits.stride(0), stride_probs,
+            BLOCK_C=block_c, **fixed,
+        )  # fmt: skip
     return out, accepted

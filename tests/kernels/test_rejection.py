@@ -17,10 +17,14 @@ triton = pytest.importorskip("triton", reason="kernels need triton")
 import triton.language as tl
 
 from forebay.kernels.sampling.reference import rejection_reference
-from forebay.kernels.sampling.rejection import rejection_sample
+from forebay.kernels.sampling.rejection import RejectionConfig, rejection_sample
 from forebay.kernels.testing import DEVICE, DTYPES
 
 COUNTS = [3, 0, 1, 4]
+
+
+def chunks_of(tokens, **more):
+    return RejectionConfig(chunk=tokens, num_warps=4, **more)
 
 
 def case(vocab, dtype, *, counts=COUNTS, seed=0):
@@ -54,7 +58,8 @@ def test_greedy_rows_follow_the_argmax_and_stop_where_it_parts(vocab, chunk, dty
     made["draft"][4:8] = best[6:10].int()
     made["draft"][6] = (made["draft"][6] + 1) % vocab
     zeros = torch.zeros(4, device=DEVICE)
-    out, accepted = rejection_sample(**made, temperature=zeros, chunk=chunk)
+    config = chunks_of(chunk, loop=3)
+    out, accepted = rejection_sample(**made, temperature=zeros, config=config)
     told = {k: v.cpu() for k, v in made.items() if k in ("logits", "draft", "cu_draft")}
     want = rejection_reference(**told, temperature=zeros.cpu(), keep_coin=never, race=never)
     assert torch.equal(out.cpu(), want[0])
@@ -67,7 +72,7 @@ def test_ties_go_to_the_lower_id_also_over_chunks():
     made["logits"][0, [9, 40]] = 5.0
     made["logits"][1, [63, 33]] = 5.0
     made["draft"][0] = 9
-    out, _ = rejection_sample(**made, temperature=torch.zeros(1, device=DEVICE), chunk=16)
+    out, _ = rejection_sample(**made, temperature=torch.zeros(1, device=DEVICE), config=chunks_of(16))
     assert out.tolist() == [[9, 33]]
 
 
@@ -105,7 +110,7 @@ def coins_kernel(out_ptr, told_ptr, SIZE: tl.constexpr):
     offs = tl.arange(0, SIZE // 4)
     numbers = tl.rand4x(seed ^ ((place * 2 + 1) * 0x1E3779B1), offs)
     for part in tl.static_range(4):
-        tl.store(out_ptr + 1 + part * (SIZE // 4) + offs, numbers[part])
+        tl.store(out_ptr + 1 + part + offs * 4, numbers[part])
 
 
 def numbers(seed, place, size):
@@ -122,7 +127,10 @@ def test_with_the_kernels_own_numbers_the_reference_comes_to_the_same(drawn):
     probs = torch.randn(11, 16, generator=rng).softmax(-1) if drawn else None
     warm = torch.tensor([0.7, 1.0, 1.5, 0.9, 0.0, 0.4], device=DEVICE)
     out, accepted = rejection_sample(
-        **made, temperature=warm, chunk=16, draft_probs=None if probs is None else probs.to(DEVICE)
+        **made,
+        temperature=warm,
+        config=chunks_of(16),
+        draft_probs=None if probs is None else probs.to(DEVICE),
     )
     seeds = made["seeds"].tolist()
     told = {k: v.cpu() for k, v in made.items() if k in ("logits", "draft", "cu_draft")}
@@ -169,7 +177,7 @@ def test_the_references_first_token_follows_the_targets_law(kind, drawn):
 def test_a_sequence_does_not_depend_on_its_batch():
     made = case(100, torch.float32)
     warm = torch.full((4,), 0.8, device=DEVICE)
-    together, _ = rejection_sample(**made, temperature=warm, chunk=32)
+    together, _ = rejection_sample(**made, temperature=warm, config=chunks_of(32))
     for b, count in enumerate(COUNTS):
         first = int(made["cu_draft"][b])
         alone, _ = rejection_sample(
@@ -180,7 +188,7 @@ def test_a_sequence_does_not_depend_on_its_batch():
             temperature=warm[:1],
             seeds=made["seeds"][b : b + 1],
             places=made["places"][b : b + 1],
-            chunk=32,
+            config=chunks_of(32),
         )
         assert alone[0].tolist() == together[b, : count + 1].tolist()
 
@@ -188,8 +196,53 @@ def test_a_sequence_does_not_depend_on_its_batch():
 def test_filtered_tokens_are_never_drawn():
     made = case(50, torch.float32, counts=[2] * 12)
     made["logits"][:, 10:] = -math.inf
-    out, _ = rejection_sample(**made, temperature=torch.ones(12, device=DEVICE), chunk=16)
+    out, _ = rejection_sample(
+        **made, temperature=torch.ones(12, device=DEVICE), config=chunks_of(16)
+    )
     assert int(out.max()) < 10
+
+
+@pytest.mark.parametrize("kind", ["random", "adversarial"])
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "one-hot"])
+def test_the_law_holds_over_several_chunks(kind, drawn):
+    """A lone chunk's numbers are the reference's; which chunk is drawn from is tested by the law."""
+    trials = 4000 if torch.cuda.is_available() else 60
+    p, q = laws(kind, 40)
+    rng = torch.Generator().manual_seed(1)
+    draft = torch.full((trials,), int(q.argmax()), dtype=torch.int32)
+    if drawn:
+        draft = torch.multinomial(q, trials, replacement=True, generator=rng).int()
+    out, _ = rejection_sample(
+        logits=(p.log() * 0.5).float().repeat(2 * trials, 1).to(DEVICE),
+        draft=draft.to(DEVICE),
+        cu_draft=torch.arange(trials + 1, device=DEVICE).int(),
+        most=1,
+        temperature=torch.full((trials,), 0.5, device=DEVICE),
+        seeds=torch.arange(trials, device=DEVICE),
+        places=torch.zeros(trials, dtype=torch.int64, device=DEVICE),
+        draft_probs=q.float().repeat(trials, 1).to(DEVICE) if drawn else None,
+        config=chunks_of(16, loop=2),
+    )
+    assert_law(out[:, 0], p)
+
+
+def test_a_refused_token_that_held_all_but_rounding_is_not_drawn():
+    """Where what is left is 1e-9 of its chunk, a sum less the refused token would be rounding."""
+    trials = 24
+    logits = torch.full((2 * trials, 48), -math.inf)
+    logits[:, 5], logits[:, 7], logits[:, 40] = 0.0, -20.0, -60.0
+    out, accepted = rejection_sample(
+        logits=logits.to(DEVICE),
+        draft=torch.full((trials,), 40, dtype=torch.int32, device=DEVICE),
+        cu_draft=torch.arange(trials + 1, device=DEVICE).int(),
+        most=1,
+        temperature=torch.ones(trials, device=DEVICE),
+        seeds=torch.arange(trials, device=DEVICE),
+        places=torch.zeros(trials, dtype=torch.int64, device=DEVICE),
+        config=chunks_of(16),
+    )
+    assert accepted.tolist() == [0] * trials
+    assert set(out[:, 0].tolist()) <= {5, 7}
 
 
 def test_shapes_that_do_not_fit_are_refused():

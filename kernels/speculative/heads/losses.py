@@ -90,36 +90,58 @@ def _mean(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return (x * keep).sum() / keep.sum().clamp(min=1)
 
 
-def _room(tokens: torch.Tensor, learnt: torch.Tensor, ahead: int) -> torch.Tensor:
-    """Mark places whose token `ahead` places on lies in the window and is learnt from."""
-    keep = _shift(learnt, ahead).clone()
-    keep[:, tokens.shape[1] - ahead :] = False
-    return keep
+class _Course:
+    """One batch's course: what is wanted of each place some steps ahead, and what has been right.
+
+    From place t, step j guesses token t + j + 2; places from which that lies past the window's end
+    are left out, not masked: the vocabulary is wide. right: for each step judged, the share of
+    first choices that hit, where all steps before did.
+    """
+
+    def __init__(self, batch: Batch, law: torch.Tensor) -> None:
+        self.right: list[torch.Tensor] = []
+        self._batch = batch
+        self._law = law.to(batch.logits.dtype)
+        self._first = batch.logits.argmax(-1)
+        self._so_far = torch.ones_like(batch.learnt)
+
+    def reach(self, step: int) -> int:
+        """How many places, from the first on, have their guess in the window."""
+        return self._batch.tokens.shape[1] - step - 2
+
+    def best(self, step: int) -> torch.Tensor:
+        """Return the target's own choices there, `[rows, places]`."""
+        return self._first[:, step + 1 : step + 1 + self.reach(step)]
+
+    def judge(
+        self, step: int, guessed: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return soft cross-entropies of a step's logits, and which places are learnt from."""
+        count, best, batch = self.reach(step), self.best(step), self._batch
+        ahead = slice(step + 2, step + 2 + count)
+        room, hit = batch.learnt[:, ahead], chosen == best
+        self.right.append(_mean(hit.float(), room & self._so_far[:, :count]))
+        # The text must be the target's own choice too, or the next step drafts from another text.
+        self._so_far = self._so_far[:, :count] & hit & (batch.tokens[:, ahead] == best)
+        return _soft(guessed, self._law[:, step + 1 : step + 1 + count]), room
 
 
 def eagle3_loss(
     head: Eagle3Head, target: Llama, batch: Batch, *, unrolls: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Soft cross-entropy with the target over the draft vocabulary, over unrolls that fade."""
-    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
+    tokens = batch.tokens
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    embeds = target.embed_tokens(tokens)
-    feature, attend = head.first_features(batch.states), Unrolled()
     kept_ids = head.to_target(torch.arange(len(head.d2t), device=tokens.device))
-    first, law = logits.argmax(-1), logits[..., kept_ids].float().softmax(-1)
-    loss, right = tokens.new_zeros((), dtype=torch.float32), []
-    so_far = torch.ones_like(learnt)
+    course = _Course(batch, batch.logits[..., kept_ids].float().softmax(-1))
+    embeds, feature = target.embed_tokens(tokens), head.first_features(batch.states)
+    loss, attend = tokens.new_zeros((), dtype=torch.float32), Unrolled()
     for step in range(unrolls):
         feature = head(_shift(embeds, step + 1), feature, places + step, attend)
-        guessed = head.logits(feature)
-        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
-        room = _room(tokens, learnt, step + 2)
-        loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room & head.t2d[best])
-        hit = head.to_target(guessed.argmax(-1)) == best
-        right.append(_mean(hit.float(), room & so_far))
-        # The text must be the target's own choice too, or the next step drafts from another text.
-        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
-    return loss, right
+        guessed = head.logits(feature[:, : course.reach(step)])
+        soft, room = course.judge(step, guessed, head.to_target(guessed.argmax(-1)))
+        loss = loss + _FADE**step * _mean(soft, room & head.t2d[course.best(step)])
+    return loss, course.right
 
 
 def eagle1_loss(
@@ -130,28 +152,22 @@ def eagle1_loss(
     The paper trains one step ahead; what a head is to go on from when drafting is its own output,
     so that is practised here as EAGLE-3 does (HASS has the same idea).
     """
-    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
+    tokens = batch.tokens
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    course = _Course(batch, batch.logits.float().softmax(-1))
     embeds, states = target.embed_tokens(tokens), head.first_features(batch.states)
-    first, law = logits.argmax(-1), logits.float().softmax(-1)
     amplitude = _NOISE * 512 / tokens.shape[1]
     feature, attend = states + (torch.rand_like(states) - 0.5) * amplitude, Unrolled()
-    loss, right = tokens.new_zeros((), dtype=torch.float32), []
-    so_far = torch.ones_like(learnt)
+    loss = tokens.new_zeros((), dtype=torch.float32)
     for step in range(unrolls):
         feature = head(_shift(embeds, step + 1), feature, places + step, attend)
-        guessed = head.logits(feature, target)
-        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
-        room = _room(tokens, learnt, step + 2)
-        apart = F.smooth_l1_loss(
-            feature.float(), _shift(states, step + 1).float(), reduction="none"
-        ).mean(-1)
-        own = _mean(apart, room) + 0.1 * _mean(_soft(guessed, wanted), room)
-        loss = loss + _FADE**step * own
-        hit = guessed.argmax(-1) == best
-        right.append(_mean(hit.float(), room & so_far))
-        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
-    return loss, right
+        count = course.reach(step)
+        guessed = head.logits(feature[:, :count], target)
+        soft, room = course.judge(step, guessed, guessed.argmax(-1))
+        wanted = states[:, step + 1 : step + 1 + count]
+        apart = F.smooth_l1_loss(feature[:, :count].float(), wanted.float(), reduction="none")
+        loss = loss + _FADE**step * (_mean(apart.mean(-1), room) + 0.1 * _mean(soft, room))
+    return loss, course.right
 
 
 def medusa_loss(
@@ -159,15 +175,10 @@ def medusa_loss(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Soft cross-entropy of each head with the target at the place that the head guesses for."""
     del target, unrolls
-    tokens, learnt, logits = batch.tokens, batch.learnt, batch.logits
-    loss, right = tokens.new_zeros((), dtype=torch.float32), []
-    first, so_far = logits.argmax(-1), torch.ones_like(learnt)
-    law = logits.float().softmax(-1)
-    for step, guessed in enumerate(head(batch.states[-1])):
-        room = _room(tokens, learnt, step + 2)
-        wanted, best = _shift(law, step + 1), _shift(first, step + 1)
-        loss = loss + _FADE**step * _mean(_soft(guessed, wanted), room)
-        hit = guessed.argmax(-1) == best
-        right.append(_mean(hit.float(), room & so_far))
-        so_far = so_far & hit & (_shift(tokens, step + 2) == best)
-    return loss, right
+    course = _Course(batch, batch.logits.float().softmax(-1))
+    loss = batch.tokens.new_zeros((), dtype=torch.float32)
+    for step, all_guessed in enumerate(head(batch.states[-1])):
+        guessed = all_guessed[:, : course.reach(step)]
+        soft, room = course.judge(step, guessed, guessed.argmax(-1))
+        loss = loss + _FADE**step * _mean(soft, room)
+    return loss, course.right

@@ -97,7 +97,11 @@ def load_head(method: str, folder: Path, *, dtype: torch.dtype, device: str = "c
 
 
 class Trainer:
-    """Owns one training; `step` does one, `save` writes what it came to."""
+    """Owns one training; `step` does one, `save` writes what it came to.
+
+    compiled: let torch.compile fuse the target's layers and the loss, which takes a minute or so
+    at the start and then makes a step on a GPU about three times as quick; None: on a GPU.
+    """
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class Trainer:
         *,
         out: Path,
         held_out: Corpus | None = None,
+        compiled: bool | None = None,
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.target = target
@@ -119,6 +124,11 @@ class Trainer:
         self.head = new_head(target, recipe, corpus).float().to(self.device)
         self.features = getattr(self.head, "features", ())
         self._rng = torch.Generator().manual_seed(recipe.seed)
+        self._measure = loss = _LOSSES[recipe.method]
+        if self.device.type == "cuda" if compiled is None else compiled:
+            self._measure = torch.compile(loss, dynamic=False)
+            for layer in target.layers:
+                layer.compile(dynamic=False)
         self._optimiser = torch.optim.AdamW(
             self.head.parameters(),
             lr=recipe.lr,
@@ -193,7 +203,7 @@ class Trainer:
         lr = recipe.lr * _pace(progress, recipe.warmup)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        loss, right = self._loss(self.corpus, self._rng)
+        loss, right = self._loss(self.corpus, self._rng, self._measure)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimiser.step()
@@ -208,26 +218,32 @@ class Trainer:
         rng = torch.Generator().manual_seed(1)
         sums: list[float] = []
         for _ in range(batches):
-            _, right = self._loss(self.held_out, rng)
+            _, right = self._loss(self.held_out, rng, _LOSSES[self.recipe.method])
             sums = [a + float(b) for a, b in zip(sums or [0.0] * len(right), right, strict=True)]
         return [round(share / batches, 4) for share in sums]
 
     def _loss(
-        self, corpus: Corpus, rng: torch.Generator
+        self, corpus: Corpus, rng: torch.Generator, measure: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        recipe = self.recipe
-        tokens, learnt = corpus.windows(recipe.rows, recipe.length, rng)
-        tokens, learnt = tokens.to(self.device), learnt.to(self.device)
-        places = torch.arange(recipe.length, device=self.device).expand_as(tokens)
+        tokens, learnt = self._windows(corpus, rng)
+        places = torch.arange(self.recipe.length, device=self.device).expand_as(tokens)
         kind = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with torch.autocast(self.device.type, dtype=kind, enabled=kind is torch.bfloat16):
             with torch.no_grad():
                 hidden, kept = self.target(tokens, places, lambda _: causal, features=self.features)
                 logits = self.target.logits(hidden)
-            return _LOSSES[recipe.method](
-                self.head, self.target,
-                Batch(tokens, learnt, kept or [hidden], logits), unrolls=recipe.unrolls,
-            )  # fmt: skip
+            batch = Batch(tokens, learnt, kept or [hidden], logits)
+            return measure(self.head, self.target, batch, unrolls=self.recipe.unrolls)
+
+    def _windows(
+        self, corpus: Corpus, rng: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cut windows and send them ahead: a step must not wait for the one before."""
+        cut = corpus.windows(self.recipe.rows, self.recipe.length, rng)
+        if self.device.type == "cuda":
+            cut = tuple(each.pin_memory() for each in cut)
+        tokens, learnt = (each.to(self.device, non_blocking=True) for each in cut)
+        return tokens, learnt
 
 
 def _pace(progress: float, warmup: float) -> float:
