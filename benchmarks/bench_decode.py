@@ -357,11 +357,13 @@ TABLE: list[tuple[str, str, int, int, int]] = [
 ]  # fmt: skip
 
 
-def table(report: Report, peers: list[str], page: int) -> None:
+def table(report: Report, peers: list[str], page: int, wanted_q: list[int]) -> None:
     """Time the shape table; length 0 stands for ragged lengths, q of 16 and 64 for trees."""
     copy = report.facts["copy_bytes_s"]
     benches: dict[tuple[str, str], Bench] = {}
     for model, kv, q, batch, length in TABLE:
+        if wanted_q and q not in wanted_q:
+            continue
         if (model, kv) not in benches:
             benches.clear()
             torch.cuda.empty_cache()
@@ -395,6 +397,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=int, default=16)
     parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--new-tokens", type=int, nargs="*", default=[], help="these rows alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     kinds = dict.fromkeys((model, kv, q) for model, kv, q, _, _ in TABLE)
@@ -407,7 +410,7 @@ def main() -> None:
     precompile(thunks)
     report = Report("decode", options.out)
     try:
-        table(report, options.peers, options.page)
+        table(report, options.peers, options.page, options.new_tokens)
     finally:
         report.save()
 

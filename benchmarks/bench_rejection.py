@@ -9,13 +9,14 @@ sampling costs there before a guess is looked at. Half of the guesses are the li
 """
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from kernels_common import Report, time_eager, time_rotating
 
-from forebay.kernels.sampling.rejection import rejection_sample
+from forebay.kernels.sampling.rejection import RejectionConfig, rejection_sample
 
 VOCAB = 128_256
 GUESSES = 4
@@ -47,22 +48,55 @@ def plain(logits: torch.Tensor) -> torch.Tensor:
     return torch.multinomial((logits.float() / 0.8).softmax(-1), 1)
 
 
+ROWS = (
+    (1, False, 0.8), (1, True, 0.8), (32, False, 0.8), (32, True, 0.8), (32, False, 0.0),
+    (128, False, 0.8), (128, True, 0.8), (128, False, 0.0),
+)  # fmt: skip
+SWEEP = [
+    RejectionConfig(chunk, warps, loop, stages)
+    for chunk, warps in ((2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
+    for loop, stages in ((1, 1), (4, 2), (4, 3), (8, 2), (8, 3), (16, 3))
+]
+
+
+def sets_of(batch: int, *, drawn: bool, temperature: float) -> list[dict[str, Any]]:
+    """Make batches enough to leave the L2 cache cold."""
+    size = batch * (GUESSES + 1) * VOCAB * 2
+    count = max(2, min(16, int(240e6 / size) + 1))
+    return [arguments(batch, drawn=drawn, temperature=temperature) for _ in range(count)]
+
+
+def timed(sets: list[dict[str, Any]], config: RejectionConfig | None = None) -> float:
+    """Median microseconds of a call."""
+    return time_rotating(
+        [lambda told=told: rejection_sample(**told, config=config) for told in sets]
+    )
+
+
+def sweep(report: Report) -> None:
+    """Time every setting for three batches."""
+    for batch, drawn, temperature in (ROWS[0], ROWS[2], ROWS[4], ROWS[5]):
+        sets = sets_of(batch, drawn=drawn, temperature=temperature)
+        for config in SWEEP:
+            us = timed(sets, config)
+            report.add(batch=batch, drawn=drawn, temperature=temperature, **asdict(config), us=us)
+
+
 def main() -> None:
-    """Run the table."""
+    """Run the table, or the sweep of settings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--sweep", action="store_true", help="every launch setting instead")
     options = parser.parse_args()
-    report = Report("rejection", options.out)
+    report = Report("configs_rejection" if options.sweep else "rejection", options.out)
     try:
-        for batch, drawn, temperature in (
-            (1, False, 0.8), (1, True, 0.8), (32, False, 0.8), (32, True, 0.8), (32, False, 0.0),
-            (128, False, 0.8),
-        ):  # fmt: skip
-            rows = batch * (GUESSES + 1)
-            count = max(2, min(16, int(240e6 / (rows * VOCAB * 2)) + 1))
-            sets = [arguments(batch, drawn=drawn, temperature=temperature) for _ in range(count)]
-            us = time_rotating([lambda told=told: rejection_sample(**told) for told in sets])
-            floor = rows * VOCAB * 2 / report.facts["copy_bytes_s"] * 1e6
+        if options.sweep:
+            sweep(report)
+            return
+        for batch, drawn, temperature in ROWS:
+            sets = sets_of(batch, drawn=drawn, temperature=temperature)
+            us = timed(sets)
+            floor = batch * (GUESSES + 1) * VOCAB * 2 / report.facts["copy_bytes_s"] * 1e6
             report.add(
                 batch=batch, guesses=GUESSES, drawn=drawn, temperature=temperature, us=us,
                 floor_us=floor, of_floor=floor / us,

@@ -25,7 +25,7 @@ from forebay.kernels.speculative.llama import load_llama
 class Strip:
     """Keys and values of rows that are all equally long, layer by layer."""
 
-    def __init__(self, config, *, rows, slots, like):
+    def __init__(self, config, *, rows, slots, like) -> None:
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, slots)
         self.kv = torch.empty(*shape, config.head_dim, dtype=like.dtype, device=like.device)
         self.length = 0
@@ -50,9 +50,7 @@ class Strip:
 def go_on(target, passages, *, most, temperature):
     """Return passages `[rows, length]` with `most` tokens more."""
     rows, length = passages.shape
-    strip = Strip(
-        target.config, rows=rows, slots=length + most, like=target.embed_tokens.weight
-    )
+    strip = Strip(target.config, rows=rows, slots=length + most, like=target.embed_tokens.weight)
     tokens, new = [passages], passages
     for _ in range(most):
         at = strip.length + torch.arange(new.shape[1], device=new.device)

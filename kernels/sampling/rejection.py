@@ -118,7 +118,36 @@ def race(chunk, weight, seed, place, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rejection_walk_kernel(
+def draw(
+    row_ptr,
+    masses,
+    vocab,
+    top,
+    scale,
+    refused,
+    seed,
+    place,
+    BLOCK_C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Draw a token of one row, never the refused one (-1: none), by its chunks' masses."""
+    chunk = tl.arange(0, BLOCK_C)
+    if refused >= 0:
+        # Added up anew: its chunk's mass less its own could be rounding alone.
+        its = refused // BLOCK
+        left = tl.sum(weights_of(row_ptr, its, vocab, top, scale, refused, BLOCK), 0)
+        masses = tl.where(chunk == its, left, masses)
+    reached = tl.cumsum(masses, 0)
+    point = tl.rand(seed, place * _USES + 1) * tl.max(reached, 0)
+    found = tl.min(tl.where((reached > point) & (masses > 0.0), chunk, _NEVER), 0)
+    found = tl.minimum(found, tl.max(tl.where(masses > 0.0, chunk, 0), 0))
+    weight = weights_of(row_ptr, found, vocab, top, scale, refused, BLOCK)
+    _key, token = race(found, weight, seed, place, BLOCK)
+    return token
+
+
+@triton.jit
+def rejection_walk_kernel(  # noqa: PLR0915 - one program's whole way
     logits_ptr,
     draft_ptr,
     cu_draft_ptr,
@@ -188,21 +217,11 @@ def rejection_walk_kernel(
             here = each == kept
             highest = tl.max(tl.where(here, top, float("-inf")), 0)
             masses = tl.sum(tl.where(here[:, None], mass, 0.0), 0)  # [BLOCK_C]
+            refused = tl.max(tl.where(here & (each < count), token.to(tl.int32), -1), 0)
             row_ptr = logits_ptr + (first_row + kept) * stride_logits
-            refused = -1
-            if kept < count:
-                refused = tl.sum(tl.where(here, token, 0), 0)
-                # Added up anew: less what was refused it would be rounding alone.
-                its = refused // BLOCK
-                left = weights_of(row_ptr, its, vocab, highest, scale, refused, BLOCK)
-                masses = tl.where(chunk == its, tl.sum(left, 0), masses)
-            reached = tl.cumsum(masses, 0)
-            point = tl.rand(seed, (place + kept) * _USES + 1) * tl.max(reached, 0)
-            found = tl.min(tl.where((reached > point) & (masses > 0.0), chunk, _NEVER), 0)
-            final = tl.max(tl.where(masses > 0.0, chunk, 0), 0)
-            found = tl.minimum(found, final)
-            weight = weights_of(row_ptr, found, vocab, highest, scale, refused, BLOCK)
-            _key, last = race(found, weight, seed, place + kept, BLOCK)
+            last = draw(
+                row_ptr, masses, vocab, highest, scale, refused, seed, place + kept, BLOCK_C, BLOCK
+            )
     tokens = tl.where(each < kept, token.to(tl.int32), -1)
     tokens = tl.where(each == kept, last, tokens)
     tl.store(out_ptr + b * (most + 1) + each, tokens, mask=each <= most)

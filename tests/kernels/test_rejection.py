@@ -23,8 +23,8 @@ from forebay.kernels.testing import DEVICE, DTYPES
 COUNTS = [3, 0, 1, 4]
 
 
-def chunks_of(tokens, **more):
-    return RejectionConfig(chunk=tokens, num_warps=4, **more)
+def chunks_of(tokens, *, loop=1):
+    return RejectionConfig(chunk=tokens, num_warps=4, loop=loop)
 
 
 def case(vocab, dtype, *, counts=COUNTS, seed=0):
@@ -72,7 +72,9 @@ def test_ties_go_to_the_lower_id_also_over_chunks():
     made["logits"][0, [9, 40]] = 5.0
     made["logits"][1, [63, 33]] = 5.0
     made["draft"][0] = 9
-    out, _ = rejection_sample(**made, temperature=torch.zeros(1, device=DEVICE), config=chunks_of(16))
+    out, _ = rejection_sample(
+        **made, temperature=torch.zeros(1, device=DEVICE), config=chunks_of(16)
+    )
     assert out.tolist() == [[9, 33]]
 
 
@@ -205,7 +207,7 @@ def test_filtered_tokens_are_never_drawn():
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "one-hot"])
 def test_the_law_holds_over_several_chunks(kind, drawn):
-    """A lone chunk's numbers are the reference's; which chunk is drawn from is tested by the law."""
+    """A lone chunk's numbers are the reference's; which chunk is drawn is tested by the law."""
     trials = 4000 if torch.cuda.is_available() else 60
     p, q = laws(kind, 40)
     rng = torch.Generator().manual_seed(1)

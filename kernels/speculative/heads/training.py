@@ -103,7 +103,7 @@ class Trainer:
     at the start and then makes a step on a GPU about three times as quick; None: on a GPU.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a training has so many parts
         self,
         target: Llama,
         corpus: Corpus,
@@ -235,9 +235,7 @@ class Trainer:
             batch = Batch(tokens, learnt, kept or [hidden], logits)
             return measure(self.head, self.target, batch, unrolls=self.recipe.unrolls)
 
-    def _windows(
-        self, corpus: Corpus, rng: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _windows(self, corpus: Corpus, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Cut windows and send them ahead: a step must not wait for the one before."""
         cut = corpus.windows(self.recipe.rows, self.recipe.length, rng)
         if self.device.type == "cuda":
