@@ -1,28 +1,17 @@
-"""Prefixes of a pool: a prompt's blocks, who is expected to hold them, and what came of it."""
+"""What a pool knows of prefixes: what its parts know, under one section and one name."""
 
 from __future__ import annotations
 
 import logging
-from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from forebay.policies.prefill_rate import Mark, PrefillRate
 from forebay.policies.score_confined import Confined
 from forebay.policies.score_hash_ring import HashRing
 from forebay.policies.score_least_tokens import LeastTokens
-from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
+from forebay.policies.score_sticky import StickyUntilSaturated
 from forebay.policies.score_weighted import Weighted
-from forebay.policies.stalls import Stalls
-from forebay.prefixcache.blocks import (
-    BYTES_PER_TOKEN,
-    BlockHash,
-    chain_text,
-    chain_tokens,
-    root,
-    root_of_tokens,
-)
 from forebay.prefixcache.deltas import blocks_of
 from forebay.prefixcache.eviction import EVICTIONS
 from forebay.prefixcache.index import Index, Source
@@ -30,9 +19,9 @@ from forebay.prefixcache.learned import Learned
 from forebay.prefixcache.owners import Owners
 from forebay.scheduler.avalanche import GuardSettings, HitRateGuard
 
-from .prefix_numbers import Numbers
+from .prefix_names import Names
+from .prefix_placements import Placements
 from .prefix_source import EndpointEvents
-from .prefix_text import prompt_text
 from .prompts.service import ROUTES
 from .scheduling import Shared
 from .warming import Warmer, cut_text, cut_tokens
@@ -43,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.adapters.base import Probe
     from forebay.gateway.config.prefix import Guard, Prefix
     from forebay.policies.contracts import Outcome, Placement, Request, Route, Score
+    from forebay.prefixcache.blocks import BlockHash
     from forebay.prefixcache.deltas import Delta, Outbox
 
     from .intake import AnyBody
@@ -53,24 +43,8 @@ logger = logging.getLogger(__name__)
 
 _KNOWN_BY = ("mode", "tokenizer", "tokenize_budget", "block_tokens", "shared")
 """What blocks' names and holders depend on: where one changes, nothing known can be kept."""
-_MOST_ROOTS = 4096
 _MOST_EARLY = 1000
 """Deltas kept for an endpoint of which nothing is known yet."""
-_WEIGHT = 0.02
-"""Of one prompt's true tokens a block in their running mean."""
-
-
-class Expected(NamedTuple):
-    """What was predicted for a request that is placed."""
-
-    tokens: int
-    """Of the hit, hopes included."""
-    sure: float
-    """The hit without hopes, as a share of the prompt."""
-    whole: int
-    """Whole blocks of the prompt."""
-    mark: Mark
-    """Where it stands in what its endpoint has to prefill."""
 
 
 class PoolPrefix:
@@ -87,23 +61,14 @@ class PoolPrefix:
             eviction=EVICTIONS[section.evict](),
             ttl_s=section.ttl,
         )
-        self.work = RecentWork()
-        self.prefill = PrefillRate()
-        self.stalls = Stalls(self.prefill)
-        self.numbers = Numbers()
+        self.names = Names(block_tokens=section.block_tokens, version=section.version)
+        self.placements = Placements(self.index, self.learned, block_tokens=section.block_tokens)
+        self.placements.guard = _guard(section.guard)
+        self.events = self.placements.events
+        """By endpoint, where they are read."""
         self._shared = Shared()
         self._endpoints: tuple[str, ...] = ()
         self.score = self._score()
-        self.events: dict[str, EndpointEvents] = {}
-        """By endpoint, where they are read."""
-        self.guard = _guard(section.guard)
-        """Slows intake when the hit rate collapses; None where that is not asked for."""
-        self.predicted_tokens = 0
-        """Of predicted hits, where requests were placed."""
-        self.miscounted = 0
-        """Prompts that an engine counted other tokens of than were cut here."""
-        self.counted = 0
-        """Prompts of which it counted as many."""
         self.epochs: dict[str, str] = {}
         """What endpoints told of their processes, by name; empty where they do not."""
         self._early: dict[str, list[Delta]] = {}
@@ -111,14 +76,11 @@ class PoolPrefix:
         self._pool = pool
         self.warmer = self._make_warmer()
         """Prefills hot prefixes on endpoints that join; None where that is not asked for."""
-        self._block_bytes = section.block_tokens * BYTES_PER_TOKEN
-        self._roots: dict[tuple[str, bytes], BlockHash] = {}
-        self._token_roots: dict[tuple[str, bytes], BlockHash] = {}
-        self._adapters: dict[str, str] = {}
-        self._per_block = float(section.block_tokens)
-        self._per_token = 1.0
-        """Tokens that engines count for each that is estimated here."""
-        self._expected: dict[str, Expected] = {}
+
+    @property
+    def guard(self) -> HitRateGuard | None:
+        """Slows intake when the hit rate collapses; None where that is not asked for."""
+        return self.placements.guard
 
     def attend(self, shared: Shared, endpoints: tuple[str, ...] = ()) -> None:
         """Take what else the file says: who the tenants are, what is promised, who serves."""
@@ -156,7 +118,7 @@ class PoolPrefix:
         if any(getattr(before, name) != getattr(section, name) for name in _KNOWN_BY):
             return False
         self.section = section
-        self._roots.clear()
+        self.names.renew(section.version)
         self.learned.configure(
             capacity_blocks=section.capacity_blocks,
             eviction=EVICTIONS[section.evict]() if section.evict != before.evict else None,
@@ -164,7 +126,7 @@ class PoolPrefix:
         )
         self.score = self._score()
         if section.guard != before.guard:
-            self.guard = _guard(section.guard)
+            self.placements.guard = _guard(section.guard)
         if (section.warm, section.version) != (before.warm, before.version):
             self.close()
             self.warmer = self._make_warmer()
@@ -206,9 +168,9 @@ class PoolPrefix:
             self.index,
             section.block_tokens,
             section.stickiness,
-            self.work,
-            self.prefill,
-            stalls=self.stalls,
+            self.placements.work,
+            self.placements.prefill,
+            stalls=self.placements.stalls,
         )
 
     # -- naming ----------------------------------------------------------------------------------
@@ -221,28 +183,18 @@ class PoolPrefix:
         self, route: Route, body: AnyBody, *, model: str, salt: bytes
     ) -> tuple[BlockHash, ...]:
         """Return a prompt's block hashes, by its text; none for what is no prompt."""
-        text = prompt_text(route, body)
-        if not text:
-            return ()
-        key = (model, salt)
-        parent = self._roots.get(key)
-        if parent is None:
-            if len(self._roots) >= _MOST_ROOTS:
-                self._roots.clear()
-            parent = self._roots[key] = root(model=model, version=self.section.version, salt=salt)
-        return tuple(chain_text(parent, text, block_bytes=self._block_bytes))
+        return self.names.by_text(route, body, model=model, salt=salt)
 
     def named(
         self, request: Request, body: AnyBody, tokens: bytes | None, *, salt: bytes
     ) -> Request:
         """Return a request with its prompt's blocks: by its tokens where they are known."""
         if tokens is None:
-            blocks, prompt = (
-                self.blocks(request.route, body, model=request.model, salt=salt),
-                request.prompt_tokens_estimate,
-            )
+            prompt = request.prompt_tokens_estimate
+            blocks = self.blocks(request.route, body, model=request.model, salt=salt)
         else:
-            blocks, prompt = self._chain(tokens, request.model, salt), len(tokens) // 4
+            prompt = len(tokens) // 4
+            blocks = self.names.by_tokens(tokens, model=request.model, salt=salt)
         left = prompt - self.longest(blocks, prompt)
         named = replace(
             request,
@@ -265,7 +217,7 @@ class PoolPrefix:
 
         def cut() -> Beginning | None:
             if tokens is None:
-                return cut_text(request, body, hit * self._block_bytes, salt)
+                return cut_text(request, body, hit * self.names.block_bytes, salt)
             return cut_tokens(request, tokens[: hit * 4 * self.section.block_tokens], salt)
 
         warmer.met(request, hit, request.arrived, cut)
@@ -280,15 +232,6 @@ class PoolPrefix:
         self.learned.placed(endpoint, chain)
         if self.learned.share is not None:
             self.learned.share(endpoint, chain)
-
-    def _chain(self, tokens: bytes, model: str, salt: bytes) -> tuple[BlockHash, ...]:
-        key = (self._adapters.get(model, ""), salt)
-        parent = self._token_roots.get(key)
-        if parent is None:
-            if len(self._token_roots) >= _MOST_ROOTS:
-                self._token_roots.clear()
-            parent = self._token_roots[key] = root_of_tokens(adapter=key[0], salt=salt.hex())
-        return tuple(chain_tokens(parent, tokens, block_tokens=self.section.block_tokens))
 
     def share(self, outbox: Outbox | None) -> None:
         """Tell other replicas from now on what is learned here."""
@@ -316,7 +259,7 @@ class PoolPrefix:
         elif delta.epoch == epoch:
             new = self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type]  # hashes of theirs
             if now is not None:  # what is new there had to be computed
-                self.work.add(endpoint, new * self.section.block_tokens, now)
+                self.placements.work.add(endpoint, new * self.section.block_tokens, now)
 
     def probed(self, endpoint: str, probe: Probe) -> None:
         """Take in which of its models are adapters, by the name that events use, and its size."""
@@ -325,136 +268,36 @@ class PoolPrefix:
             self.heard(delta)
         for card in probe.models:
             if card.parent is not None:
-                self._adapters[card.name] = card.name.removeprefix(f"{card.parent}:")
+                self.names.adapter(card.name, card.name.removeprefix(f"{card.parent}:"))
         if probe.kv_tokens:
-            self.learned.limit(endpoint, int(probe.kv_tokens / self._per_block))
+            self.learned.limit(endpoint, int(probe.kv_tokens / self.placements.per_block))
 
     # -- placing ---------------------------------------------------------------------------------
 
     def longest(self, blocks: tuple[BlockHash, ...], prompt_tokens: int) -> int:
         """Return the tokens of the longest predicted hit anywhere."""
-        return self._tokens(max(self.index.match(blocks).values(), default=0), prompt_tokens)
+        return self.placements.longest(blocks, prompt_tokens)
 
     def uncached(self, request: Request) -> int:
         """Return what is left to prefill where most of it lies, as things are now."""
         prompt = request.prompt_tokens_estimate
-        return prompt - self.longest(request.blocks, prompt)
+        return prompt - self.placements.longest(request.blocks, prompt)
 
     def placed(self, placement: Placement) -> None:
         """Note where a prompt goes, and the hit that is predicted there."""
-        request, endpoint = placement.request, placement.endpoint
-        chain = request.blocks
-        if not chain:
-            return
-        index, learned = self.index, self.learned
-        held = index.depth(endpoint, chain, Source.EXPECTED)
-        sure = learned.sure(endpoint, chain, held)
-        if endpoint in self.events:
-            exact = index.depth(endpoint, chain, Source.EXACT)
-            held, sure = max(held, exact), max(sure, exact)
-        hit = self._tokens(held, request.prompt_tokens_estimate)
-        left = request.prompt_tokens_estimate - hit
-        self.work.add(endpoint, left, placement.placed)
-        whole = request.prompt_tokens_estimate // self.section.block_tokens
-        mark = self.prefill.placed(endpoint, left, placement.placed)
-        if request.stream:
-            self.stalls.placed(endpoint, request.id, placement.placed)
-        self._expected[request.id] = Expected(hit, sure / len(chain), min(whole, len(chain)), mark)
-        self.predicted_tokens += hit
-        if self.guard is not None:
-            self.guard.placed(request.prompt_tokens_estimate, hit, placement.placed)
-        learned.placed(
-            endpoint,
-            chain,
-            request=request.id,
-            now=placement.placed,
-            by_tokens=request.counted,
-            owner=request.tenant,
-        )
+        self.placements.placed(placement)
 
     def began(self, placement: Placement, now: float | None = None) -> None:
         """Take in that the first byte of an answer has come; `now` where it goes on as it comes."""
-        request = placement.request
-        if not request.blocks:
-            return
-        self.learned.began(request.id, placement.endpoint, request.blocks)
-        if now is not None and request.stream:
-            self.stalls.ended(placement.endpoint, request.id)
-            expected = self._expected.get(request.id)
-            if expected is not None:
-                self.prefill.began(placement.endpoint, expected.mark, now)
+        self.placements.began(placement, now)
 
     def expected(self, request_id: str) -> int | None:
         """Return the hit that was predicted for a request which is placed."""
-        found = self._expected.get(request_id)
-        return None if found is None else found.tokens
+        return self.placements.expected(request_id)
 
     def released(self, placement: Placement, outcome: Outcome | None, now: float) -> None:
         """Learn from what the engine says it had cached, where it says so."""
-        request, endpoint = placement.request, placement.endpoint
-        expected = self._expected.pop(request.id, None)
-        if expected is None:
-            return
-        self.stalls.ended(endpoint, request.id)
-        if outcome is not None and outcome.first_byte is not None and outcome.status == 200:
-            self._answered(placement, outcome, now)
-        self.learned.ended(request.id)
-        if outcome is not None and outcome.cached_tokens is not None:
-            prompt = outcome.prompt_tokens or request.prompt_tokens_estimate
-            predicted = expected.sure * prompt
-            self._count(placement, expected, prompt, outcome.cached_tokens, now)
-            self.learned.reported(
-                endpoint, predicted_tokens=predicted, cached_tokens=outcome.cached_tokens
-            )
-            if request.counted and endpoint in self.learned.told:
-                self._correct(placement, expected, outcome.cached_tokens)
-
-    def _count(
-        self, placement: Placement, expected: Expected, prompt: int, cached: int, now: float
-    ) -> None:
-        """Count what an engine had cached; rates and the guard go by tokens as estimated here."""
-        endpoint, estimate = placement.endpoint, placement.request.prompt_tokens_estimate
-        estimated = cached * estimate / prompt if prompt else 0.0
-        self._per_token += _WEIGHT * ((prompt / estimate if estimate else 1.0) - self._per_token)
-        rate = self.prefill.rate(endpoint)
-        source = "exact" if endpoint in self.learned.told else "learned"
-        saved_s = estimated / rate if rate else 0.0
-        self.numbers.reported(source, prompt, cached, saved_s)
-        if self.guard is not None:
-            self.guard.reported(expected.tokens, round(estimated), now)
-
-    def prefill_rate(self, endpoint: str) -> float | None:
-        """Return the prompt tokens a second, as engines count them, that an endpoint prefills."""
-        rate = self.prefill.rate(endpoint)
-        return None if rate is None else rate * self._per_token
-
-    def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
-        request = placement.request
-        self.learned.began(request.id, placement.endpoint, request.blocks)
-        self.learned.answered(placement.endpoint, request.blocks)
-        if outcome.prompt_tokens and not request.counted:
-            told = outcome.prompt_tokens / len(request.blocks)
-            self._per_block += _WEIGHT * (told - self._per_block)
-        if request.counted and outcome.prompt_tokens is not None:
-            same = request.prompt_tokens_estimate == outcome.prompt_tokens
-            self.counted += same
-            self.miscounted += not same
-        events = self.events.get(placement.endpoint)
-        if events is not None:
-            cached = outcome.cached_tokens or 0
-            new = (outcome.prompt_tokens or 0) - cached - 2 * self.section.block_tokens
-            if new > 0:
-                events.answered(now)
-
-    def _correct(self, placement: Placement, expected: Expected, cached: int) -> None:
-        """Take in what an engine had that its events did not say, or said and did not have."""
-        chain, endpoint = placement.request.blocks, placement.endpoint
-        blocks = min(cached // self.section.block_tokens, expected.whole)
-        if blocks > self.index.depth(endpoint, chain, Source.EXACT):
-            self.learned.confirmed_by(placement.request.id)
-            self.learned.placed(endpoint, chain[:blocks])
-        elif cached == 0:
-            self.index.remove(endpoint, chain)
+        self.placements.released(placement, outcome, now)
 
     # -- endpoints -------------------------------------------------------------------------------
 
@@ -478,8 +321,7 @@ class PoolPrefix:
     def forget(self, endpoint: str) -> None:
         """Expect nothing of an endpoint any more; what its events say is theirs to take back."""
         self.learned.forget_expected(endpoint)
-        self.work.forget(endpoint)
-        self.prefill.restarted(endpoint)
+        self.placements.forget(endpoint)
         if self._outbox is not None:
             self._outbox.forget(self._pool, endpoint, self.epochs.get(endpoint, ""))
 
@@ -487,11 +329,8 @@ class PoolPrefix:
         """Forget an endpoint that is gone for good."""
         self.learned.forget(endpoint)
         self.learned.told.discard(endpoint)
-        self.events.pop(endpoint, None)
+        self.placements.left(endpoint)
         self.epochs.pop(endpoint, None)
-        self.work.forget(endpoint)
-        self.prefill.forget(endpoint)
-        self.stalls.forget(endpoint)
         if self.warmer is not None:
             self.warmer.end(endpoint)
 
@@ -515,9 +354,6 @@ class PoolPrefix:
         """Let time pass."""
         self.learned.tick(now, endpoints)
 
-    def _tokens(self, blocks: int, prompt_tokens: int) -> int:
-        return min(blocks * self.section.block_tokens, prompt_tokens)
-
 
 def _guard(section: Guard | None) -> HitRateGuard | None:
     if section is None:
@@ -531,8 +367,3 @@ def _guard(section: Guard | None) -> HitRateGuard | None:
             longest=section.longest,
         )
     )
-
-
-def tenant_salt(tenant: str, secret: bytes) -> bytes:
-    """Return what keeps a tenant's prefixes apart: the same over restarts and replicas."""
-    return blake2b(tenant.encode(), key=secret[:64], digest_size=16).digest()

@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 def prefix_status(prefix: PoolPrefix, endpoints: Iterable[str], now: float) -> PrefixStatus:
     """Copy what is known, and how true it was."""
     learned, cutter = prefix.learned, prefix.cutter
-    prompts = {"same": prefix.counted, "other": prefix.miscounted}
+    prompts = {"same": prefix.placements.counted, "other": prefix.placements.miscounted}
     if cutter is not None:
         prompts |= {"late": cutter.late, "failed": cutter.failed}
     return PrefixStatus(
         blocks=len(prefix.index),
-        predicted_tokens=prefix.predicted_tokens,
+        predicted_tokens=prefix.placements.predicted_tokens,
         confirmed=learned.confirmed,
         ghosts=learned.ghosts,
         evicted_blocks=learned.evicted,
         emptied=learned.emptied,
         prompts={} if cutter is None else prompts,
         sources=tuple(_source(prefix, endpoint, now) for endpoint in endpoints),
-        prompt_tokens=dict(prefix.numbers.prompts),
-        hit_tokens=dict(prefix.numbers.hits),
-        saved_s=prefix.numbers.saved_s,
+        prompt_tokens=dict(prefix.placements.numbers.prompts),
+        hit_tokens=dict(prefix.placements.numbers.hits),
+        saved_s=prefix.placements.numbers.saved_s,
         shares=() if learned.owners is None else tuple(_shares(learned.owners)),
         guard=None if prefix.guard is None else _guard(prefix.guard),
         warming=None if prefix.warmer is None else _warming(prefix.warmer),
@@ -76,7 +76,7 @@ def sharing_status(sharing: Sharing | None) -> SharingStatus:
 
 
 def _source(prefix: PoolPrefix, endpoint: str, now: float) -> PrefixSource:
-    oldest, rate = prefix.learned.oldest_s(endpoint, now), prefix.prefill_rate(endpoint)
+    oldest, rate = prefix.learned.oldest_s(endpoint, now), prefix.placements.prefill_rate(endpoint)
     told = prefix.index.held(endpoint, Source.EXACT)
     expected = prefix.index.held(endpoint)
     events = prefix.events.get(endpoint)

@@ -16,7 +16,7 @@ from forebay.scheduler.length import LengthFeatures
 from . import intake
 from .ids import Ids, callers_id
 from .places import BAD_ANSWER
-from .prefix import tenant_salt
+from .prefix_names import tenant_salt
 from .routes import plain_target, stored_name
 from .stored import StoredResponses
 from .terms import PLAIN, terms_of

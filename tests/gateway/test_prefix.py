@@ -10,7 +10,9 @@ import pytest
 from forebay.gateway import wire
 from forebay.gateway.config.prefix import Prefix
 from forebay.gateway.intake import READ_OR_WRITTEN
-from forebay.gateway.prefix import PoolPrefix, prompt_text, tenant_salt
+from forebay.gateway.prefix import PoolPrefix
+from forebay.gateway.prefix_names import tenant_salt
+from forebay.gateway.prefix_text import prompt_text
 from forebay.policies.contracts import Outcome, Placement, Request, Route
 
 
@@ -125,7 +127,7 @@ def test_a_second_request_of_one_prefix_is_predicted_to_hit_where_the_first_went
     assert prefix.uncached(second) == 0
     prefix.placed(Placement(second, "a", 1, 0.0))
     assert prefix.expected("r2") == second.prompt_tokens_estimate
-    assert prefix.predicted_tokens == second.prompt_tokens_estimate
+    assert prefix.placements.predicted_tokens == second.prompt_tokens_estimate
 
 
 def test_what_engines_report_is_compared_with_what_was_predicted():

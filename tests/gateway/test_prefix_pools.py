@@ -163,7 +163,7 @@ def test_a_tenant_that_floods_is_kept_to_its_share_of_the_endpoints_for_a_minute
             request = live.request(words(500 + number), tenant=tenant, now=now)
             placement = live.pool.dispatcher.submit(request, now)
             assert placement is not None
-            live.prefix.work.add(placement.endpoint, 256, now)
+            live.prefix.placements.work.add(placement.endpoint, 256, now)
             live.pool.dispatcher.release(placement, now)
             chosen.add(placement.endpoint)
         return chosen
@@ -315,7 +315,7 @@ def test_the_limit_is_a_part_of_each_classs_ttft_and_the_rate_is_measured():
     for number in range(40):
         blocks = 1 + number % 9
         live.play(words(number, blocks), now=100.0 * number, took_s=0.1 + blocks * 64 / 1000)
-    assert live.prefix.prefill.rate("e0") == pytest.approx(1000, rel=0.1)
+    assert live.prefix.placements.prefill.rate("e0") == pytest.approx(1000, rel=0.1)
     assert "forebay_prefix_prefill_tokens_per_second{" in live.metrics(1e4)
     assert live.prefix.score is score
 
@@ -330,7 +330,7 @@ def test_saved_seconds_are_cached_tokens_over_the_measured_rate():
     for number in range(40):
         live.play(words(number, 4), now=100.0 * number, took_s=0.256)
     live.play(words(0, 4), now=1e4, took_s=0.01)
-    assert live.prefix.numbers.saved_s == pytest.approx(0.256, rel=0.05)
+    assert live.prefix.placements.numbers.saved_s == pytest.approx(0.256, rel=0.05)
     assert 'forebay_prefix_saved_seconds_total{pool="p"} 0.2' in live.metrics(1e4)
 
 
@@ -340,10 +340,10 @@ def test_a_rate_is_told_in_the_engines_own_tokens_whatever_was_estimated():
         blocks = 1 + number % 9
         took_s = 0.01 + blocks * 64 / 1000
         live.play(words(number, blocks), now=100.0 * number, took_s=took_s, tokens=blocks * 32)
-    assert live.prefix.prefill_rate("e0") == pytest.approx(500, rel=0.1)
-    saved = live.prefix.numbers.saved_s
+    assert live.prefix.placements.prefill_rate("e0") == pytest.approx(500, rel=0.1)
+    saved = live.prefix.placements.numbers.saved_s
     live.play(words(299 - 299 % 9, 1), now=1e6, tokens=32, cached=32)
-    assert live.prefix.numbers.saved_s - saved == pytest.approx(0.064, rel=0.1)
+    assert live.prefix.placements.numbers.saved_s - saved == pytest.approx(0.064, rel=0.1)
 
 
 def test_padding_is_told_apart_from_business():

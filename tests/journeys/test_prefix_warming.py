@@ -204,6 +204,6 @@ def test_the_prefill_rate_is_measured_on_streams(go: Go, kit: Kit):
                 text = f"{number} " * 50 * (1 + number % 5)
                 await gateway.ask(kit.post(kit.chat(text, stream=True)))
             assert gateway.pool.prefix is not None
-            assert gateway.pool.prefix.prefill.rate("e0") is not None
+            assert gateway.pool.prefix.placements.prefill.rate("e0") is not None
 
     go(run())

@@ -249,8 +249,8 @@ def test_no_ghost_outlives_a_kill_and_restart_on_the_same_port(
             prefix = gateway.pool.prefix
             assert prefix is not None
             if events:
-                assert prefix.miscounted == 0
-                assert prefix.counted == 2
+                assert prefix.placements.miscounted == 0
+                assert prefix.placements.counted == 2
             engine.kill()
             engine.start()
             await engine.ready()
