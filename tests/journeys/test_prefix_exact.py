@@ -105,7 +105,7 @@ def test_a_request_goes_where_the_engine_says_its_prefix_lies(
                 await holds(gateway, 0)
                 known = gateway.pool.prefix
                 assert known is not None
-                assert known.counted + known.miscounted == 1
+                assert known.placements.counted + known.placements.miscounted == 1
                 metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
                 assert 'forebay_prefix_source{endpoint="e1",pool="p",source="exact"} 1.0' in metrics
                 assert (
