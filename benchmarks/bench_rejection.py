@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels_common import Report, time_eager, time_rotating
+from kernels_common import Report, precompile, time_eager, time_rotating
 
 from forebay.kernels.sampling.rejection import RejectionConfig, rejection_sample
 
@@ -59,6 +59,19 @@ SWEEP = [
 ]
 
 
+def on_meta(config: RejectionConfig) -> None:
+    """Compile what a setting needs, without a GPU."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    rejection_sample(
+        logits=empty(5, VOCAB, dtype=torch.bfloat16), draft=empty(4, dtype=torch.int32),
+        cu_draft=empty(2, dtype=torch.int32), most=4, seeds=empty(1), places=empty(1),
+        temperature=empty(1, dtype=torch.float32), config=config,
+    )  # fmt: skip
+
+
 def sets_of(batch: int, *, drawn: bool, temperature: float) -> list[dict[str, Any]]:
     """Make batches enough to leave the L2 cache cold."""
     size = batch * (GUESSES + 1) * VOCAB * 2
@@ -88,6 +101,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sweep", action="store_true", help="every launch setting instead")
     options = parser.parse_args()
+    if options.sweep:
+        precompile([lambda config=config: on_meta(config) for config in SWEEP])
     report = Report("configs_rejection" if options.sweep else "rejection", options.out)
     try:
         if options.sweep:

@@ -4,7 +4,7 @@
 """What keeping requests from drafts that do not pay saves: mixed temperatures through the gateway.
 
     python benchmarks/spec_mixed.py config http://127.0.0.1:8001 http://127.0.0.1:8002 > mixed.yaml
-    forebay serve mixed.yaml
+    forebay serve -c mixed.yaml
     python benchmarks/spec_mixed.py run http://127.0.0.1:8080 scenes.json --out mixed.json
 
 Two engines of one model, the first with a head, each served under the names plain, all, hot and
