@@ -53,9 +53,9 @@ ROWS = (
     (128, False, 0.8), (128, True, 0.8), (128, False, 0.0),
 )  # fmt: skip
 SWEEP = [
-    RejectionConfig(chunk, warps, loop, stages)
-    for chunk, warps in ((2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
-    for loop, stages in ((1, 1), (4, 2), (4, 3), (8, 2), (8, 3), (16, 3))
+    RejectionConfig(chunk, warps)
+    for chunk in (1024, 2048, 4096, 8192, 16384)
+    for warps in (2, 4, 8, 16)
 ]
 
 

@@ -98,7 +98,7 @@ def reject() -> None:
         logits=logits, draft=torch.full((6,), 7, dtype=torch.int32, device="cuda"), cu_draft=ends,
         most=3, temperature=torch.tensor([0.5, 0.0, 0.5], device="cuda"),
         seeds=torch.arange(3, device="cuda"), places=torch.arange(3, device="cuda"),
-        config=RejectionConfig(chunk=256, num_warps=4, loop=2, num_stages=2),
+        config=RejectionConfig(chunk=256, num_warps=4),
     )  # fmt: skip
     assert out.tolist() == [[7, 7, 7, 7], [7, 7, 7, -1], [7, 7, -1, -1]]
     assert accepted.tolist() == [3, 2, 1]

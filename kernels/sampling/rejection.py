@@ -60,11 +60,9 @@ def rejection_stats_kernel(
     stride_logits,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    LOOP: tl.constexpr,
-    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Maximum, and argmax or sum of `2 ** ((logit - max) * scale)`, of LOOP chunks of one row."""
+    """Maximum, and argmax or sum of `2 ** ((logit - max) * scale)`, of a chunk of one row."""
     b = tl.program_id(2)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -74,21 +72,19 @@ def rejection_stats_kernel(
         return
     row = (start + b + tl.program_id(1)).to(tl.int64)
     scale = base2_scale(temperature_ptr, b)
-    first = tl.program_id(0) * LOOP
-    for chunk in tl.range(first, tl.minimum(first + LOOP, CHUNKS), num_stages=STAGES):
-        offs = chunk * BLOCK + tl.arange(0, BLOCK)
-        inside = offs < vocab
-        x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
-        x = x.to(tl.float32)
-        top = tl.max(x, 0)
-        at = row * CHUNKS + chunk
-        tl.store(part_max_ptr + at, top)
-        if scale == 0.0:
-            found = tl.min(tl.where((x == top) & inside, offs, _NEVER), 0)
-            tl.store(part_arg_ptr + at, found)
-        else:
-            shifted = tl.where(x > float("-inf"), (x - top) * scale, float("-inf"))
-            tl.store(part_sum_ptr + at, tl.sum(tl.exp2(shifted), 0))
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < vocab
+    x = tl.load(logits_ptr + row * stride_logits + offs, mask=inside, other=float("-inf"))
+    x = x.to(tl.float32)
+    top = tl.max(x, 0)
+    at = row * CHUNKS + tl.program_id(0)
+    tl.store(part_max_ptr + at, top)
+    if scale == 0.0:
+        found = tl.min(tl.where((x == top) & inside, offs, _NEVER), 0)
+        tl.store(part_arg_ptr + at, found)
+    else:
+        shifted = tl.where(x > float("-inf"), (x - top) * scale, float("-inf"))
+        tl.store(part_sum_ptr + at, tl.sum(tl.exp2(shifted), 0))
 
 
 @triton.jit
@@ -292,21 +288,19 @@ def rejection_residual_kernel(
 
 @dataclass(frozen=True, slots=True)
 class RejectionConfig:
-    """Launch settings; chunk: of the vocabulary, a power of two; loop: chunks a program reads."""
+    """Launch settings; chunk: tokens of the vocabulary a program reads, a power of two."""
 
-    chunk: int = 4096
-    num_warps: int = 8
-    loop: int = 1
-    num_stages: int = 1
+    chunk: int
+    num_warps: int
 
 
 def rejection_config(*, logits: torch.Tensor, rows: int) -> RejectionConfig:
-    """Look the settings up: programs read several chunks where rows fill the GPU many times."""
+    """Look the settings up: the fewer the programs, the more warps each may have."""
     chunk = min(4096, next_power_of_2(logits.shape[1]))
-    built_in = {"chunk": chunk, "num_warps": 8 if chunk >= 2048 else 4}
-    full = rows * -(-logits.shape[1] // 4096) >= 16 * sm_count(logits.device)
-    found = config_for("rejection", "full" if full else "few", logits.device, built_in)
-    return RejectionConfig(**found)
+    full = rows * -(-logits.shape[1] // chunk) >= 64 * sm_count(logits.device)
+    built_in = {"chunk": chunk, "num_warps": 4 if full or chunk < 2048 else 8}
+    key = "full" if full else "few"
+    return RejectionConfig(**config_for("rejection", key, logits.device, built_in))
 
 
 def rejection_sample(
@@ -353,9 +347,9 @@ def rejection_sample(
     block_c = next_power_of_2(chunks)
     fixed = {"CHUNKS": chunks, "BLOCK": config.chunk, "PDL": pdl, "launch_pdl": pdl}
     fixed["num_warps"] = config.num_warps
-    rejection_stats_kernel[(-(-chunks // config.loop), most + 1, sequences)](
+    rejection_stats_kernel[(chunks, most + 1, sequences)](
         logits, cu_draft, temperature, part[0], part_arg, part[1], vocab, logits.stride(0),
-        LOOP=config.loop, STAGES=config.num_stages, **fixed,
+        **fixed,
     )  # fmt: skip
     arrived, stride_probs = None, 0
     if draft_probs is not None:

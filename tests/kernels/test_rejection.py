@@ -23,8 +23,8 @@ from forebay.kernels.testing import DEVICE, DTYPES
 COUNTS = [3, 0, 1, 4]
 
 
-def chunks_of(tokens, *, loop=1):
-    return RejectionConfig(chunk=tokens, num_warps=4, loop=loop)
+def chunks_of(tokens):
+    return RejectionConfig(chunk=tokens, num_warps=4)
 
 
 def case(vocab, dtype, *, counts=COUNTS, seed=0):
@@ -58,7 +58,7 @@ def test_greedy_rows_follow_the_argmax_and_stop_where_it_parts(vocab, chunk, dty
     made["draft"][4:8] = best[6:10].int()
     made["draft"][6] = (made["draft"][6] + 1) % vocab
     zeros = torch.zeros(4, device=DEVICE)
-    config = chunks_of(chunk, loop=3)
+    config = chunks_of(chunk)
     out, accepted = rejection_sample(**made, temperature=zeros, config=config)
     told = {k: v.cpu() for k, v in made.items() if k in ("logits", "draft", "cu_draft")}
     want = rejection_reference(**told, temperature=zeros.cpu(), keep_coin=never, race=never)
@@ -223,7 +223,7 @@ def test_the_law_holds_over_several_chunks(kind, drawn):
         seeds=torch.arange(trials, device=DEVICE),
         places=torch.zeros(trials, dtype=torch.int64, device=DEVICE),
         draft_probs=q.float().repeat(trials, 1).to(DEVICE) if drawn else None,
-        config=chunks_of(16, loop=2),
+        config=chunks_of(16),
     )
     assert_law(out[:, 0], p)
 
