@@ -122,7 +122,6 @@ def _add_train(actions: Any) -> None:
     train.add_argument("--end-token", type=whole(0), help="id put between texts")
     train.add_argument("--seed", type=whole(0), default=0)
     train.add_argument("--device", default="auto", help="cuda, cpu (auto)")
-    train.add_argument("--eager", action="store_true", help="do not compile a step (on a GPU)")
     train.add_argument("--fresh", action="store_true", help="do not go on from an earlier state")
     train.add_argument("--json", action="store_true", help="print JSON")
     train.set_defaults(run=_train)
@@ -150,10 +149,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         held_out = Corpus(read_texts(arguments.held_out), end=arguments.end_token)
     names = ("method", "steps", "rows", "length", "lr", "unrolls", "heads", "draft_vocab", "seed")
     recipe = Recipe(**{name: getattr(arguments, name) for name in names})
-    trainer = Trainer(
-        target, corpus, recipe, out=arguments.out, held_out=held_out,
-        compiled=False if arguments.eager else None,
-    )  # fmt: skip
+    trainer = Trainer(target, corpus, recipe, out=arguments.out, held_out=held_out)
     if not arguments.fresh and trainer.resume():
         _say(f"going on from step {trainer.done}")
     _say(f"{len(corpus)} tokens, a head of {sum(p.numel() for p in trainer.head.parameters())}")

@@ -97,13 +97,9 @@ def load_head(method: str, folder: Path, *, dtype: torch.dtype, device: str = "c
 
 
 class Trainer:
-    """Owns one training; `step` does one, `save` writes what it came to.
+    """Owns one training; `step` does one, `save` writes what it came to."""
 
-    compiled: let torch.compile fuse the target's layers and the loss, which takes a minute or so
-    at the start and then makes a step on a GPU about three times as quick; None: on a GPU.
-    """
-
-    def __init__(  # noqa: PLR0913 - a training has so many parts
+    def __init__(
         self,
         target: Llama,
         corpus: Corpus,
@@ -111,7 +107,6 @@ class Trainer:
         *,
         out: Path,
         held_out: Corpus | None = None,
-        compiled: bool | None = None,
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.target = target
@@ -124,11 +119,6 @@ class Trainer:
         self.head = new_head(target, recipe, corpus).float().to(self.device)
         self.features = getattr(self.head, "features", ())
         self._rng = torch.Generator().manual_seed(recipe.seed)
-        self._measure = loss = _LOSSES[recipe.method]
-        if self.device.type == "cuda" if compiled is None else compiled:
-            self._measure = torch.compile(loss, dynamic=False)
-            for layer in target.layers:
-                layer.compile(dynamic=False)
         self._optimiser = torch.optim.AdamW(
             self.head.parameters(),
             lr=recipe.lr,
@@ -203,7 +193,7 @@ class Trainer:
         lr = recipe.lr * _pace(progress, recipe.warmup)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        loss, right = self._loss(self.corpus, self._rng, self._measure)
+        loss, right = self._loss(self.corpus, self._rng)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimiser.step()
@@ -218,12 +208,12 @@ class Trainer:
         rng = torch.Generator().manual_seed(1)
         sums: list[float] = []
         for _ in range(batches):
-            _, right = self._loss(self.held_out, rng, _LOSSES[self.recipe.method])
+            _, right = self._loss(self.held_out, rng)
             sums = [a + float(b) for a, b in zip(sums or [0.0] * len(right), right, strict=True)]
         return [round(share / batches, 4) for share in sums]
 
     def _loss(
-        self, corpus: Corpus, rng: torch.Generator, measure: Any
+        self, corpus: Corpus, rng: torch.Generator
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         tokens, learnt = self._windows(corpus, rng)
         places = torch.arange(self.recipe.length, device=self.device).expand_as(tokens)
@@ -233,6 +223,7 @@ class Trainer:
                 hidden, kept = self.target(tokens, places, lambda _: causal, features=self.features)
                 logits = self.target.logits(hidden)
             batch = Batch(tokens, learnt, kept or [hidden], logits)
+            measure = _LOSSES[self.recipe.method]
             return measure(self.head, self.target, batch, unrolls=self.recipe.unrolls)
 
     def _windows(self, corpus: Corpus, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
