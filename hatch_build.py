@@ -27,12 +27,12 @@ COMPILED = {
         "connection_answer connection_exchange connection_head connection_socket connections edits"
     ),
     "gateway": (
-        "answer answer_head app attempt failing heads ids intake keys messages meter pools "
-        "preparation protocol reading relay routes stored time_limits upkeep wire"
+        "answer answer_head app attempt failing feedback heads ids intake keys messages meter "
+        "pools preparation protocol reading relay routes sse stored time_limits upkeep wire"
     ),
     "gateway/dialects": "by_route",
-    "gateway/quota": "local memory tariff",
-    "gateway/telemetry": "access_log histogram metrics observer",
+    "gateway/quota": "ledger local memory tariff",
+    "gateway/telemetry": "access_log codes histogram metrics observer",
     "policies": (
         "double_queue filter_capability filter_room filter_speculation filter_usable heap "
         "lanes ordering_aged ordering_bounded ordering_edf ordering_fair ordering_fcfs "

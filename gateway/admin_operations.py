@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .admin_guard import Failed
 from .operations import CannotNow, CannotReach, NotThere, Operations
-from .quota.ledger import day_number
+from .quota.usage_rows import day_number
 from .usage import as_csv
 
 if TYPE_CHECKING:

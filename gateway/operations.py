@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .experiment_report import Report
     from .pools import Pool
     from .process import Process
-    from .quota.ledger import Row
+    from .quota.usage_rows import Row
 
 audit = logging.getLogger("forebay.audit")
 

@@ -18,10 +18,10 @@ from forebay.scheduler.cost import Cost
 from forebay.scheduler.retry import RetryBudget
 
 from .endpoint import settings_of
+from .feedback import Feedback
 from .intake import answers
 from .prefix import PoolPrefix
 from .scheduling import (
-    Feedback,
     JournalFile,
     Reading,
     Shared,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from forebay.policies.contracts import InvalidRequest, Route
 
 from .intake import shown
-from .telemetry.labels import OTHER
+from .telemetry.codes import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

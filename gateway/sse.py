@@ -11,11 +11,10 @@ marks is in it, and of a large read only the end is looked at, since an end come
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from .dialects import UNREADABLE, Seen
+from .dialects import Seen
+from .dialects.only_usage import only_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +28,6 @@ WINDOW = 2048
 
 
 _ENDS = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
-
-
-class _Bare(msgspec.Struct):
-    choices: list[Any] | None = None
-    usage: dict[str, Any] | None = None
-
-
-_bare = msgspec.json.Decoder(_Bare).decode
 
 
 class Scanner:
@@ -118,7 +109,7 @@ class Scanner:
         for text, name, data in events(complete):
             start, position = position, position + len(text)
             look(name, data, seen)
-            if self._strip and b"usage" in data and _only_usage(data):
+            if self._strip and b"usage" in data and only_usage(data):
                 cuts.append((start, position))
             if seen.token:
                 break
@@ -131,7 +122,7 @@ class Scanner:
             position = offset + start
             for text, name, data in events(window[start:end]):
                 look(name, data, seen)
-                if self._strip and _only_usage(data):
+                if self._strip and only_usage(data):
                     cuts.append((position, position + len(text)))
                 position += len(text)
 
@@ -192,12 +183,3 @@ def events(block: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
             elif line.startswith(b"event:"):
                 name = line[6:].strip()
         yield text, name, b"\n".join(data)
-
-
-def _only_usage(data: bytes) -> bool:
-    """Whether this is the event that exists only because usage was asked for."""
-    try:
-        read = _bare(data)
-    except UNREADABLE:
-        return False
-    return read.choices == [] and read.usage is not None

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .quota.ledger import Row
+    from .quota.usage_rows import Row
 
 COLUMNS = (
     "tenant",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.gateway.config.sections import Config
-    from forebay.gateway.quota.ledger import Row
+    from forebay.gateway.quota.usage_rows import Row
 
     from .arguments import Commands
 
@@ -82,7 +82,7 @@ def _tell_of_others(arguments: argparse.Namespace) -> None:
 
 def _rows(arguments: argparse.Namespace) -> Sequence[Row]:
     from forebay.gateway.config import load
-    from forebay.gateway.quota.ledger import day_number
+    from forebay.gateway.quota.usage_rows import day_number
 
     if arguments.admin is not None:
         return _asked(arguments.admin, tenant=arguments.tenant, since=arguments.since)
@@ -110,7 +110,7 @@ def _kept(file: Path, config: Config, tenants: list[str] | None, since: int) -> 
 def _read(file: Path, tenants: list[str] | None, since: int) -> Sequence[Row]:
     import sqlite3
 
-    from forebay.gateway.quota.ledger import SqliteBook
+    from forebay.gateway.quota.ledger_sqlite import SqliteBook
     from forebay.policies.contracts import ForebayError
 
     if not file.exists():
@@ -146,7 +146,7 @@ def _asked(url: str, **wanted: str | None) -> Sequence[Row]:
     """Ask a running gateway."""
     import msgspec
 
-    from forebay.gateway.quota.ledger import Row
+    from forebay.gateway.quota.usage_rows import Row
 
     from .asking import ask
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from redis.exceptions import RedisError
 
-from .ledger import Key, Row, Sums, row_of
 from .redis_store import connect
+from .usage_rows import Key, Row, Sums, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

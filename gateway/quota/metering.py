@@ -12,10 +12,12 @@ from forebay.gateway.telemetry.snapshot import QuotaStatus
 from forebay.policies.contracts import ConfigError
 from forebay.policies.quota import NANO
 
-from .ledger import Ledger, Row, SqliteBook, spent
+from .ledger import Ledger
+from .ledger_sqlite import SqliteBook
 from .local import LocalMeter
 from .store import StoreAway
 from .tariff import tariffs_of
+from .usage_rows import Row, spent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from forebay.gateway.config.sections import Config
     from forebay.gateway.meter import Meter
 
-    from .ledger import Book
     from .shared import SharedMeter
+    from .usage_rows import Book
 
 logger = logging.getLogger(__name__)
 

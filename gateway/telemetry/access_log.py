@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .labels import code
+from .codes import code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from .labels import LabelSpace
 
 MAX_CACHED = 4096
+
+_LINE = (
+    '{"time":"%s","level":"info","event":"request","request_id":"%s",%s,"status":%d,"stream":%s'
+    ',"attempts":%d,"queue_wait_s":%s,"ttft_s":%s,"e2e_s":%.6f,"prompt_tokens":%s'
+    ',"cached_tokens":%s,"output_tokens":%s,"bytes_in":%d,"bytes_out":%d%s%s}\n'
+)
+"""Filled in by one call: compiled, an f-string asks str.format for each number."""
 
 _Key = tuple[str, ...]
 
@@ -86,8 +93,8 @@ class AccessLog:
 
     def _line(self, o: Outcome, offset: float) -> str:
         received, placed, first = o.received, o.placed, o.first_token
-        wait = "null" if placed is None else f"{placed - received:.6f}"
-        ttft = "null" if first is None else f"{first - received:.6f}"
+        wait = "null" if placed is None else "%.6f" % (placed - received)
+        ttft = "null" if first is None else "%.6f" % (first - received)
         millisecond = int((o.ended + offset) * 1000)
         known, date = self._millisecond
         if known != millisecond:
@@ -101,15 +108,11 @@ class AccessLog:
         arm = f',"arm":"{code(o.experiment)}/{code(o.arm)}"' if o.experiment else ""
         if o.moved:
             arm += f',"moved":"{code(o.moved)}"'
-        return (
-            f'{{"time":"{date}","level":"info","event":"request"'
-            f',"request_id":"{code(o.request_id)}",{names},"status":{o.status}'
-            f',"stream":{"true" if o.stream else "false"},"attempts":{o.attempts}'
-            f',"queue_wait_s":{wait},"ttft_s":{ttft},"e2e_s":{o.ended - received:.6f}'
-            f',"prompt_tokens":{_count(o.prompt_tokens)}'
-            f',"cached_tokens":{_count(o.cached_tokens)}'
-            f',"output_tokens":{_count(o.output_tokens)}'
-            f',"bytes_in":{o.bytes_in},"bytes_out":{o.bytes_out}{arm}{trace}}}\n'
+        return _LINE % (
+            *(date, code(o.request_id), names, o.status, "true" if o.stream else "false"),
+            *(o.attempts, wait, ttft, o.ended - received),
+            *(_count(o.prompt_tokens), _count(o.cached_tokens), _count(o.output_tokens)),
+            *(o.bytes_in, o.bytes_out, arm, trace),
         )
 
     def _encode_names(self, key: _Key, o: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .codes import OTHER
 from .histogram import (
     E2E_BOUNDS,
     ERROR_BOUNDS,
@@ -14,7 +15,6 @@ from .histogram import (
     Histogram,
     HistogramCopy,
 )
-from .labels import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,6 @@ no endpoint was chosen, no tenants are configured, nothing was answered.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from forebay.adapters.registry import CONTROL_FIELDS
 from forebay.policies.contracts import Finish, Route
 
+from .codes import OTHER, code
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.gateway.config.sections import Config
     from forebay.policies.contracts import Outcome
 
-OTHER = "other"
 ROUTES = frozenset(
     [
         *map(str, Route),
@@ -42,7 +42,6 @@ SOURCES = ("learned", "waiting", "exact", "silent", "away")
 """How it is known what an endpoint's cache holds: from where requests went; or by its events, of
 which none came yet, or they do, or none comes that must, or nobody reads them just now."""
 _ANY = float("inf")
-_CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 Labels = tuple[str, ...]
@@ -148,13 +147,6 @@ class LabelSpace:
     def field(self, name: str) -> str:
         """Return the label for a control field."""
         return name if name in self.fields else OTHER
-
-
-def code(text: str) -> str:
-    """Return a code or an id as it is; anything that is more than one word is `other`."""
-    if not text or (len(text) <= 64 and text.isascii() and text.isalnum()):
-        return text
-    return text if _CODE.fullmatch(text) else OTHER
 
 
 def route_label(route: str) -> str:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from forebay.policies.contracts import Finish
 
 from . import catalog
+from .codes import OTHER
 from .counts import MAX_SETS, Copied, Counter, PoolCount, PoolTotals, RequestCount, TokenCount
 from .histogram import PAUSE_BOUNDS, QUEUE_BOUNDS, TPOT_BOUNDS, TTFT_BOUNDS, Histogram
-from .labels import OTHER, finish_label, route_label, state_label, status_label
+from .labels import finish_label, route_label, state_label, status_label
 from .outcome_labels import FAILED, arm_result, met, phase
 
 if TYPE_CHECKING:

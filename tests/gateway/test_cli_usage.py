@@ -15,8 +15,8 @@ import pytest
 from forebay.gateway.cli import main
 from forebay.gateway.config import load
 from forebay.gateway.keys import Keys, digest_of
-from forebay.gateway.quota.ledger import SqliteBook
 from forebay.gateway.quota.ledger_redis import RedisBook
+from forebay.gateway.quota.ledger_sqlite import SqliteBook
 from forebay.gateway.quota.metering import LEDGER_FILE
 
 if TYPE_CHECKING:

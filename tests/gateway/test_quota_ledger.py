@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.gateway.quota.ledger import (
-    Key,
-    Ledger,
-    Row,
-    SqliteBook,
-    Sums,
-    day_number,
-    spent,
-)
+from forebay.gateway.quota.ledger import Ledger
 from forebay.gateway.quota.ledger_redis import RedisBook
+from forebay.gateway.quota.ledger_sqlite import SqliteBook
 from forebay.gateway.quota.tariff import Charge
+from forebay.gateway.quota.usage_rows import Key, Row, Sums, day_number, spent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import RedisServer, Run
 
-    from forebay.gateway.quota.ledger import Book
+    from forebay.gateway.quota.usage_rows import Book
 
 numbers = itertools.count()
 

@@ -58,7 +58,7 @@ def test_thousands_of_members_are_refused(raw: bytes):
 
 def test_a_long_value_in_an_unusual_style_is_not_looked_through():
     body = read(b'{ "a" : ' + LONG + b' , "b":1 }')
-    assert [(key, end - value) for key, _, value, end in body.spans] == [("a", len(LONG)), ("b", 1)]
+    assert body.splice({"b": b"2"}) == b'{ "a" : ' + LONG + b' , "b":2 }'
 
 
 def test_a_long_member_may_not_be_repeated():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.scheduling import Feedback
+from forebay.gateway.feedback import Feedback
 from forebay.policies.contracts import Finish, Outcome, Placement, Request, Route
 from forebay.policies.ordering_fair import Fair
 from forebay.scheduler.cost import Cost
