@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forebay.policies.contracts import (
     Finish,
+    Forbidden,
     ForebayError,
     InvalidRequest,
     Outcome,
@@ -292,6 +293,6 @@ def _no_key() -> Unauthorized:
     return Unauthorized("no valid API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
 
 
-def _is_paused() -> Unauthorized:
+def _is_paused() -> Forbidden:
     text = "this tenant is paused; ask whoever operates the gateway"
-    return Unauthorized(text, status=403, code="tenant_paused")
+    return Forbidden(text, code="tenant_paused")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.adapters.registry import CONTROL_FIELDS
-from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
+from forebay.policies.contracts import Forbidden, InvalidRequest, Route
 
 from . import multipart, wire
 
@@ -161,12 +161,8 @@ def choose_pool(model: str | None, models: Mapping[str, Pool], tenant: Tenant) -
             raise InvalidRequest("name a 'model'; GET /v1/models lists them", param="model")
         return models[allowed[0]], allowed[0]
     if permitted is not None and model not in permitted:
-        raise Unauthorized(
-            f"this key may not use the model '{shown(model)}'",
-            status=403,
-            code="model_not_allowed",
-            param="model",
-        )
+        text = f"this key may not use the model '{shown(model)}'"
+        raise Forbidden(text, code="model_not_allowed", param="model")
     pool = models.get(model)
     if pool is None:
         raise InvalidRequest(

@@ -18,7 +18,7 @@ from forebay.policies.experiments.ramp import State, apply, by_hand, judge, outr
 
 from .experiment_live import Live, anew, fits
 from .experiments.observing import failed_observation, observe
-from .experiments.store import ExperimentsAway, Kept, stage_key
+from .experiments.store import ExperimentsAway, ExperimentsHeld, Kept, stage_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -213,7 +213,7 @@ class Keeper:
         try:
             kept = await self.store.load(live.trial.name)
         except ExperimentsAway as error:
-            if self.store.shared:
+            if self.store.shared or isinstance(error, ExperimentsHeld):
                 raise
             self._lost(str(error))
             kept = None
@@ -286,7 +286,8 @@ class Keeper:
             except ExperimentsAway as error:
                 self._lost(str(error))
                 self._add(trial, None)
-                self.live[trial.name].unread = self.store.shared
+                held = isinstance(error, ExperimentsHeld)
+                self.live[trial.name].unread = self.store.shared or held
             else:
                 self._add(trial, kept)
 

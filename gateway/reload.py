@@ -101,6 +101,7 @@ class Watcher:
         self._poked = asyncio.Event()
         self._refused: tuple[bytes, str] | None = None
         self._ok = True
+        self._unreadable = ""
 
     @property
     def ok(self) -> bool:
@@ -139,9 +140,11 @@ class Watcher:
 
     def _content(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
-        except OSError:
+            content = self._path.read_bytes()
+        except OSError as error:
+            self._unreadable = error.strerror or str(error)
             return None
+        return content
 
     async def _judge(self, content: bytes | None) -> ConfigError | None:
         self._settling.judge(_digest(content))
@@ -161,7 +164,7 @@ class Watcher:
 
     def _config(self, content: bytes | None) -> Config:
         if content is None:
-            raise ConfigErrors.single("cannot be read any more")
+            raise ConfigErrors.single(f"cannot be read any more: {self._unreadable}")
         return self._read(content)
 
     def _refuse(self, error: ConfigError, digest: bytes) -> None:

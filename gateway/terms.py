@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from forebay.gateway.config.tenancy import reserve_of
-from forebay.policies.contracts import InvalidRequest, Route, Unauthorized
+from forebay.policies.contracts import Forbidden, InvalidRequest, Route
 
 from .keys import OPEN
 
@@ -84,7 +84,7 @@ class Terms:
         if asked in self._known:
             name = asked.decode()
             text = f"this key may not use the SLA class '{name}'"
-            raise Unauthorized(text, status=403, code="sla_not_allowed", param=HEADER)
+            raise Forbidden(text, code="sla_not_allowed", param=HEADER)
         may = ", ".join(sorted(name.decode() for name in self._allowed)) or "none"
         text = f"there is no such SLA class; this key may use: {may}"
         raise InvalidRequest(text, code="sla_unknown", param=HEADER)

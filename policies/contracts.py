@@ -4,7 +4,8 @@
     ├── ConfigError                 the YAML is wrong; nothing was changed
     ├── Rejected                    the caller's request is not served, and the caller can know why
     │   ├── InvalidRequest          400, 404, 413, 415: the request itself is at fault
-    │   ├── Unauthorized            401 no such key, 403 not allowed
+    │   ├── Unauthorized            401: no such key
+    │   │   └── Forbidden           403: not allowed with it
     │   ├── QuotaExceeded           429: the tenant's own limit
     │   ├── Overloaded              429 full, 503 nothing healthy
     │   └── DeadlineExpired         504: nobody could start it in time
@@ -81,11 +82,19 @@ class InvalidRequest(Rejected):
 
 
 class Unauthorized(Rejected):
-    """No valid key, or not allowed with it."""
+    """No valid key."""
 
     status = 401
     code = "invalid_api_key"
     type = "authentication_error"
+
+
+class Forbidden(Unauthorized):
+    """A valid key, that does not allow this."""
+
+    status = 403
+    code = "not_allowed"
+    type = "permission_error"
 
 
 class QuotaExceeded(Rejected):

@@ -129,6 +129,8 @@ _RULES: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
 
 
 def _whole(config: Config) -> Found:
+    if "tenants" in config.model_fields_set and not config.tenants:
+        yield ("tenants",), "is empty: nobody needs a key"
     named = {tenant.plan for tenant in config.tenants}
     for name in config.plans:
         if name not in named:

@@ -31,6 +31,10 @@ class ExperimentsAway(Exception):  # noqa: N818 - the words of the house, not a 
     """The store cannot be reached."""
 
 
+class ExperimentsHeld(ExperimentsAway):
+    """Another process keeps its experiments there, and is not to be written over."""
+
+
 class Store(Protocol):
     """Keeps experiments. Any of these may raise ExperimentsAway."""
 

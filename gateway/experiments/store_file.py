@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from .store import ExperimentsAway, Kept, decode, encode
+from .store import ExperimentsAway, ExperimentsHeld, Kept, decode, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +18,14 @@ if TYPE_CHECKING:
     from forebay.policies.experiments.ramp import State
 
 
+LOCK = ".lock"
+
+
 class FileStore:
-    """A folder. Each write is a new file that takes the old one's place, synced before it does."""
+    """A folder. Each write is a new file that takes the old one's place, synced before it does.
+
+    One process at a time: the first to use it holds a lock until it closes or dies.
+    """
 
     shared = False
 
@@ -25,13 +33,37 @@ class FileStore:
         self._folder = folder
         self._damaged = set[str]()
         """Experiments whose files are there and cannot be read."""
+        self._lock: IO[bytes] | None = None
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
     async def load(self, name: str) -> Kept | None:
         """See Store."""
-        return await asyncio.to_thread(self.read, name)
+        return await asyncio.to_thread(self._load, name)
+
+    def _load(self, name: str) -> Kept | None:
+        with suppress(OSError):  # what is there can be read; `save` tells what cannot be written
+            self._hold()
+        return self.read(name)
+
+    def _hold(self) -> None:
+        """Take the folder for this process. Raises ExperimentsHeld where another has it."""
+        if self._lock is not None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = (self._folder / LOCK).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ExperimentsHeld(
+                f"{self._folder}: another forebay keeps its experiments here; name another folder"
+                " in 'state.experiments', or share them through 'state.url'"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        self._lock = lock
 
     def read(self, name: str) -> Kept | None:
         """Read at once, for commands that have no loop. Raises ExperimentsAway."""
@@ -58,6 +90,7 @@ class FileStore:
             raise ExperimentsAway(f"{self._folder}: {error.strerror or error}") from error
 
     def _replace(self, name: str, content: bytes) -> None:
+        self._hold()
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(name)
         new = path.with_suffix(".new")
@@ -76,4 +109,7 @@ class FileStore:
         return True
 
     async def close(self) -> None:
-        """See Store."""
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

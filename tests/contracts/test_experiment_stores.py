@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
-from forebay.gateway.experiments.store import ExperimentsAway, Kept, Store
+from forebay.gateway.experiments.store import ExperimentsAway, ExperimentsHeld, Kept, Store
 from forebay.gateway.experiments.store_file import FileStore
 from forebay.gateway.experiments.store_redis import RedisExperiments
 from forebay.policies.experiments.answers import ShadowTally
@@ -243,6 +243,23 @@ def test_a_file_that_is_no_such_file_is_said_so(run: Run, tmp_path: Path):
         (tmp_path / "x.json").rename(tmp_path / "x.bad")
         await store.save("x", Kept(state=state(0)))
         assert await store.load("x") == Kept(state=state(0))
+        await store.close()
+
+    run(main())
+
+
+def test_a_folder_is_one_processs_until_it_ends(run: Run, tmp_path: Path):
+    async def main() -> None:
+        first, second = FileStore(tmp_path / "kept"), FileStore(tmp_path / "kept")
+        await first.save("x", Kept(state=state(1)))
+        with pytest.raises(ExperimentsHeld, match="another forebay keeps its experiments here"):
+            await second.load("x")
+        with pytest.raises(ExperimentsHeld):
+            await second.save("x", Kept(state=state(0)))
+        assert second.read("x") == Kept(state=state(1))  # as `forebay ab` does beside a gateway
+        await first.close()
+        assert await second.load("x") == Kept(state=state(1))
+        await second.close()
 
     run(main())
 

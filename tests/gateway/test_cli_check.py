@@ -128,6 +128,7 @@ KEY = f"'{digest_of('fb_x')}'"
             "plans.gold",
             "does nothing: no tenant has this plan",
         ),
+        (file_of(rest="tenants: []"), "tenants", "is empty: nobody needs a key"),
         (file_of(rest="state: {timeout: 1s}"), "state.timeout", "does nothing without 'url'"),
         (
             file_of(rest="telemetry: {sample: 10%}"),

@@ -11,12 +11,15 @@ import pytest
 from forebay.gateway.config.sections import Config
 from forebay.gateway.experimenting import Experiments
 from forebay.gateway.experiments.store import ExperimentsAway, Kept, Nowhere, decode, encode
+from forebay.gateway.experiments.store_file import FileStore
 from forebay.gateway.keeper import Keeper
 from forebay.gateway.trials import HOLDOUT, Assigned, Trial, Trials
 from forebay.policies.contracts import Finish, Outcome, Route
 from forebay.policies.experiments.ramp import Decision, State
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Run
 
 
@@ -360,6 +363,23 @@ def test_an_experiment_that_a_reload_takes_away_and_brings_back_goes_on(run: Run
         assert (live.state.phase, dict(live.trial.weights)["two"]) == ("rolled_back", 0.0)
         assert live.whole().requests("one") == 2
         await keeper.close()
+
+    run(main())
+
+
+def test_a_process_that_finds_its_folder_held_goes_on_from_there_once_it_is_free(
+    run: Run, tmp_path: Path
+):
+    async def main() -> None:
+        first = await started(trials(), FileStore(tmp_path))
+        await first.decide("t", "roll back", arm="", who="ops")
+        second = await started(trials(), FileStore(tmp_path))
+        await second._store_all()
+        assert (second.away, second.live["t"].state.phase) == (True, "running")
+        await first.close()
+        await second._store_all()
+        assert (second.away, second.live["t"].state.phase) == (False, "rolled_back")
+        await second.close()
 
     run(main())
 

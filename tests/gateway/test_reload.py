@@ -181,7 +181,10 @@ def test_a_file_that_goes_away_is_a_refusal_until_it_returns(path: Path):
         put(path, text("one"))
         await gateway.more()
         assert watcher.ok
-        assert gateway.told == ["refused: cannot be read any more", "one"]
+        assert gateway.told == [
+            "refused: cannot be read any more: No such file or directory",
+            "one",
+        ]
 
     watch(path, play, loaded=text("one"))
 

@@ -121,6 +121,10 @@ def test_a_key_may_use_its_models_only(go: Go, kit: Kit):
                 said = answer.json
                 return answer.status, said["error"]["code"] if "error" in said else said["model"]
 
+            refused = await gateway.ask(
+                kit.post({"messages": [], "model": "a"}, headers=bearer(NARROW))
+            )
+            assert refused.json["error"]["type"] == "permission_error"
             assert await ask(NARROW, model="b") == (200, "b")
             assert await ask(NARROW, model="a") == (403, "model_not_allowed")
             assert await ask(NARROW) == (200, "b")
