@@ -351,3 +351,4 @@ def test_filters_keep_what_they_say():
     two = probabilities(logits, Sampling(temperature=1, top_k=2))
     torch.testing.assert_close(two, p * torch.tensor([1, 1, 0, 0]) / p[:2].sum())
     assert probabilities(logits, Sampling(temperature=1, top_p=0.1)).tolist() == [1, 0, 0, 0]
+    assert probabilities(logits, Sampling(temperature=1, top_p=0.0)).tolist() == [1, 0, 0, 0]

@@ -1,7 +1,5 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: PLR0913
-# (a cache has many dimensions)
 """The reference engine's KV cache: one strip of slots a sequence, drafts written past its end.
 
 A draft's rows are attended to by their bits, on a GPU by the tree kernel (`paged_decode`), on a CPU
@@ -26,36 +24,33 @@ _PAGE = 16
 
 
 class Cache:
-    """Keys and values of `rows` sequences of up to `slots` tokens, for each layer."""
+    """Keys and values of some sequences, for each layer.
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        *,
-        layers: int,
-        rows: int,
-        slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.slots = -(-slots // _PAGE) * _PAGE
-        shape = (layers, 2, rows, self.slots, config.num_key_value_heads, config.head_dim)
-        self._kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.lengths = [0] * rows
-        self.device = device
-        self._kernel = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-        pages = self.slots // _PAGE
-        self._table = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
+    kv: `[layers, 2, rows, slots, kv heads, dim]`, slots a multiple of 16; lengths: of each row.
+    """
+
+    def __init__(self, kv: torch.Tensor, lengths: list[int]) -> None:
+        self._kv = kv
+        self.lengths = lengths
+        self.device = kv.device
+        self.slots = kv.shape[3]
+        self._kernel = kv.is_cuda and kv.dtype in (torch.float16, torch.bfloat16)
+        shape = (len(lengths), self.slots // _PAGE)
+        pages = torch.arange(shape[0] * shape[1], dtype=torch.int32, device=kv.device)
+        self._table = pages.view(shape)
+
+    @classmethod
+    def empty(
+        cls, config: LlamaConfig, *, layers: int, rows: int, slots: int, like: torch.Tensor
+    ) -> Cache:
+        """Make room for `rows` sequences of up to `slots` tokens; type and place are `like`'s."""
+        slots = -(-slots // _PAGE) * _PAGE
+        shape = (layers, 2, rows, slots, config.num_key_value_heads, config.head_dim)
+        return cls(torch.zeros(shape, dtype=like.dtype, device=like.device), [0] * rows)
 
     def alone(self, row: int) -> Cache:
         """View one sequence as a cache of its own, over the same memory."""
-        lone = object.__new__(Cache)
-        lone.slots, lone.device = self.slots, self.device
-        lone._kernel = self._kernel
-        lone._kv = self._kv[:, :, row : row + 1]
-        lone.lengths = [self.lengths[row]]
-        lone._table = self._table[:1]
-        return lone
+        return Cache(self._kv[:, :, row : row + 1], [self.lengths[row]])
 
     def window(self, sees: Sequence[Sequence[int]] | None, count: int) -> Callable[[int], Attend]:
         """Attention for one run, layer by layer: who sees whom among its `count` new rows, as bits.

@@ -72,10 +72,7 @@ class Eagle:
         """Run the head over the prompt."""
         slots = len(row.request.prompt) + row.request.most + self.width * self.depth + 80
         weight = self.target.embed_tokens.weight
-        cache = Cache(
-            self.head.config, layers=1, rows=1, slots=slots,
-            dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
+        cache = Cache.empty(self.head.config, layers=1, rows=1, slots=slots, like=weight)
         row.state = _State(cache)
         self._extend(row, told, row.tokens[1:])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Adjust = Callable[[list[int], torch.Tensor], torch.Tensor]
 
-__all__ = ["Engine", "Method", "Plain", "Request", "Row", "Verified"]
+__all__ = ["Counts", "Engine", "Method", "Plain", "Request", "Row", "Verified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,20 @@ class Engine:
         self.target = target
         self.method = method
         self.counts = Counts()
-        weight = target.embed_tokens.weight
-        self._device, self._dtype = weight.device, weight.dtype
+        self._device = target.embed_tokens.weight.device
         self._kernel = self._device.type == "cuda" if kernel is None else kernel
 
     @torch.no_grad()
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """Answer all requests, in one batch from first to last."""
         slots = max(len(r.prompt) + r.most for r in requests) + 80
-        cache = Cache(
-            self.target.config, layers=self.target.config.num_hidden_layers, rows=len(requests),
-            slots=slots, dtype=self._dtype, device=self._device,
-        )  # fmt: skip
+        cache = Cache.empty(
+            self.target.config,
+            layers=self.target.config.num_hidden_layers,
+            rows=len(requests),
+            slots=slots,
+            like=self.target.embed_tokens.weight,
+        )
         rows = [self._prefill(request, number, cache) for number, request in enumerate(requests)]
         while not all(row.done for row in rows):
             self._step(rows, cache)

@@ -43,6 +43,7 @@ __all__ = [
     "probabilities",
     "rejection",
     "typical",
+    "without_return",
 ]
 
 
@@ -78,8 +79,9 @@ def probabilities(logits: torch.Tensor, how: Sampling) -> torch.Tensor:
     keep = torch.ones_like(ranked, dtype=torch.bool)
     if how.top_k:
         keep[..., how.top_k :] = False
-    # A token stays while those before it have not reached top_p: at least one always does.
+    # A token stays while those before it have not reached top_p, and the likeliest always does.
     keep &= (ranked.cumsum(-1) - ranked) < how.top_p
+    keep[..., 0] = True
     ranked = ranked * keep
     return torch.zeros_like(p).scatter_(-1, order, ranked / ranked.sum(-1, keepdim=True))
 
@@ -135,28 +137,34 @@ def branching(
 
     Returns which was kept, or -1, and the token that the place then has.
     """
-    left = p
-    for number, token in enumerate(tokens):
-        chance = float(left[token])
-        if chance > 0 and coin(f"keep{number}") * float(q[token]) < chance:
-            return number, token
-        left = _left(left, q)
-    return -1, draw(left, coin("token"))
+    return _one_of(tokens, p, [q] * len(tokens), coin)
 
 
 def without_return(
     tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, *, coin: Callable[[str], float]
 ) -> tuple[int, int]:
     """Like `branching`, for guesses drawn from q one after another, none twice."""
-    left, q = p, q.clone()
-    for number, token in enumerate(tokens):
-        chance = float(left[token])
+    laws = [q]
+    for token in tokens[:-1]:
+        rest = laws[-1].clone()
+        rest[token] = 0
+        laws.append(rest / rest.sum() if float(rest.sum()) > 0 else rest)
+    return _one_of(tokens, p, laws, coin)
+
+
+def _one_of(
+    tokens: Sequence[int],
+    p: torch.Tensor,
+    laws: Sequence[torch.Tensor],
+    coin: Callable[[str], float],
+) -> tuple[int, int]:
+    """Try guesses in turn, each against what the laws of those before have left of p."""
+    for number, (token, q) in enumerate(zip(tokens, laws, strict=False)):
+        chance = float(p[token])
         if chance > 0 and coin(f"keep{number}") * float(q[token]) < chance:
             return number, token
-        left = _left(left, q)
-        q[token] = 0
-        q = q / q.sum() if float(q.sum()) > 0 else q
-    return -1, draw(left, coin("token"))
+        p = _left(p, q)
+    return -1, draw(p, coin("token"))
 
 
 def _left(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forebay.kernels.speculative.automaton import SuffixAutomaton
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from .engine import Row, Verified
 
 __all__ = ["Combined", "PromptLookup", "Retrieval", "Suffix"]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where each n-gram was last followed by something, and how many tokens were looked at."""
+
+    last: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+    noted: int = 0
 
 
 class PromptLookup:
@@ -33,7 +42,7 @@ class PromptLookup:
     def start(self, row: Row, told: Verified) -> None:
         """Note where each n-gram was last followed by something."""
         del told
-        row.state = {"last": {}, "noted": 0}
+        row.state = _Seen()
         self._note(row)
 
     def observe(self, row: Row, told: Verified) -> None:
@@ -45,18 +54,18 @@ class PromptLookup:
         """Copy what followed."""
         tokens = row.tokens
         for n in range(min(self.longest, len(tokens)), 0, -1):
-            at = row.state["last"].get(tuple(tokens[-n:]))
+            at = row.state.last.get(tuple(tokens[-n:]))
             if at is not None:
                 return chain(tokens[-1], tokens[at : at + min(self.most, room)])
         return Draft.of(tokens[-1])
 
     def _note(self, row: Row) -> None:
-        tokens, last = row.tokens, row.state["last"]
+        tokens, seen = row.tokens, row.state
         # Up to, and without, the last token: what ends there is followed by nothing yet.
-        for end in range(max(1, row.state["noted"]), len(tokens)):
+        for end in range(max(1, seen.noted), len(tokens)):
             for n in range(1, min(self.longest, end) + 1):
-                last[tuple(tokens[end - n : end])] = end
-        row.state["noted"] = len(tokens)
+                seen.last[tuple(tokens[end - n : end])] = end
+        seen.noted = len(tokens)
 
 
 class Suffix:

@@ -71,7 +71,7 @@ class Medusa:
 
     def observe(self, row: Row, told: Verified) -> None:
         """Keep the last accepted row's state."""
-        row.state = told.hidden[told.kept[-1] if told.kept else 0]
+        self.start(row, told)
 
     def propose(self, row: Row, room: int) -> Draft:
         """Fill the tree with the heads' tokens."""
