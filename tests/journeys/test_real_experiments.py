@@ -160,6 +160,7 @@ def keep(name: str, text: str) -> None:
     """Leave what was seen where somebody asked for it."""
     folder = os.environ.get("FOREBAY_REPORT")
     if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / name).write_text(text)
 
 
