@@ -4,7 +4,8 @@ FOLDER has alpaca_eval as `forebay predictor` reads it, DIR the encoder trained 
 Correction: each dev answer is predicted before it is learnt, with the prompt's source as template;
 running mean, encoder, and the encoder corrected. Drift: after 2,000 outcomes of a model's plain
 answers come those of its verbose or concise variant, under the plain one's name; told is after how
-many outcomes trust was lost. Stationary: how often it was lost in 20,000 outcomes without a change.
+many outcomes trust was lost. Stationary: how often it was lost in 20,000 outcomes without a change,
+of those models four times and of every eighth of the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 STEADY, CHANGED, STATIONARY = 2_000, 3_000, 20_000
+SEEDS = range(8)
 
 
 class Answer(NamedTuple):
@@ -105,10 +107,14 @@ def drifts(examples: Sequence[Example], said: Sequence[Prediction]) -> dict[str,
         )
         for name in plain
         for kind in ("verbose", "concise")
-        for seed in (0, 1)
+        for seed in SEEDS
     }
-    false = {name: alarms(answers[name], Random(2)) for name in plain}
-    return {"noticed_after": noticed, "false_alarms": false}
+    steady = plain * 4 + sorted(set(answers) - set(plain))[::8]
+    false = {name: {"changed": 0, "below the bar": 0} for name in steady}
+    for number, name in enumerate(steady):
+        for kind in alarms(answers[name], Random(100 + number)):
+            false[name][kind] += 1
+    return {"noticed_after": noticed, "steady_series": len(steady), "false_alarms": false}
 
 
 def first_alarm(
@@ -128,12 +134,12 @@ def first_alarm(
     return {"outcomes": None, "moved": round(moved, 2)}
 
 
-def alarms(answers: dict[str, Answer], rng: Random) -> int:
-    """Return how often trust was lost without a cause."""
+def alarms(answers: dict[str, Answer], rng: Random) -> Iterator[str]:
+    """Yield why trust was lost, each time, without a cause."""
     gate, correction = Gate(), Correction()
     for answer in drawn(answers, sorted(answers), STATIONARY, rng):
-        step(gate, correction, answer)
-    return gate.closed_times
+        if step(gate, correction, answer):
+            yield "changed" if gate.reason.startswith("answers of") else "below the bar"
 
 
 def drawn(

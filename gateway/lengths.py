@@ -196,6 +196,7 @@ class PoolLength:
         try:
             hour = datetime.now(UTC).hour
             features = features_of(job.request, job.body, answers=job.answers, hour=hour)
+            self._succeed()
             said, known = self.read(features)
             rival = self._rival(features)
         except Exception as error:  # noqa: BLE001 - a predictor may fail in its own ways, and must not stop the pool
@@ -208,6 +209,13 @@ class PoolLength:
             loop.call_soon_threadsafe(self._done, job.request.id, _Read(features, said, rival))
         except RuntimeError:  # the loop has ended
             return
+
+    def _succeed(self) -> None:
+        """Have the challenger alone read once it has taken over; forget what was said before."""
+        challenger, rivals = self._readers.challenger, self.live.rivals
+        if challenger is not None and rivals is not None and rivals.promoted:
+            self._readers = Readers(challenger)
+            self._known.clear()
 
     def _rival(self, features: LengthFeatures) -> Prediction | None:
         challenger, rivals = self._readers.challenger, self.live.rivals

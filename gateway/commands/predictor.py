@@ -163,7 +163,8 @@ def _guarded(command: Callable[[Namespace], str], arguments: Namespace) -> int:
     try:
         print(command(arguments))
     except ValueError as error:
-        return _wrong(str(error))
+        print(f"forebay predictor: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         from forebay.gateway.extras import needs
 

@@ -61,11 +61,14 @@ class LiveLength:
     ) -> int | None:
         """Take in what was read out of a prompt; return the tokens to reckon with.
 
-        None while predictions are not believed: they are scored all the same.
+        None while predictions are not believed: they are scored all the same. `rival` is the
+        challenger's; once that has taken over, its own comes as `prediction`.
         """
         if features.route in without_output:
             return None
         rivals, used = self.rivals, prediction
+        if rivals is not None and rivals.promoted and rival is None:
+            rival = prediction  # the challenger's: it alone reads by now
         if rivals is not None and rival is not None and rivals.chooses_challenger(request_id):
             used = rival
         template = features.template

@@ -78,6 +78,22 @@ def test_a_shift_ends_trust_soon_and_more_so_a_large_one():
     assert (small.closed_times, large.closed_times) == (1, 1)
 
 
+def test_a_small_shift_that_lasts_ends_trust_though_residuals_spread_widely():
+    gate, rng = Gate(GateSettings(accuracy=0.0, tau=-1.0)), Random(0)
+
+    def after(shift: float, times: int) -> int | None:
+        for number in range(times):
+            raw = rng.gauss(5.0, 1.0)
+            if gate.add("big", said=raw, true=raw + shift + rng.gauss(0, 0.5), raw=raw):
+                return number
+        return None
+
+    assert after(0.0, 20_000) is None
+    noticed = after(0.22, 300)
+    assert noticed is not None
+    assert gate.reason == "answers of big are no longer as long as they were"
+
+
 def test_predictions_without_an_order_end_trust_and_good_ones_bring_it_back():
     gate = Gate(GateSettings(accuracy=0.0))
     assert len(feed(gate, 600, 3, skill=0.0)) == 1
@@ -200,3 +216,17 @@ def test_a_challenger_that_takes_over_is_corrected_by_its_own_errors():
     assert live.rivals.promoted
     assert live.trusted
     assert live.take("last", FEATURES, said(60), said(120)) == pytest.approx(204, abs=8)
+
+
+def test_a_challenger_that_has_taken_over_is_read_alone():
+    live = LiveLength(rivals=Rivals(fewest=20))
+    for number in range(300):
+        live.take(f"r{number}", FEATURES, said(60), said(120))
+        live.learn(structs.replace(REQUEST, id=f"r{number}"), ended())
+    outcomes = live.gate.outcomes
+    for number in range(300, 600):
+        live.take(f"r{number}", FEATURES, said(120))
+        live.learn(structs.replace(REQUEST, id=f"r{number}"), ended())
+
+    assert live.gate.outcomes == outcomes + 300
+    assert live.take("last", FEATURES, said(120)) == pytest.approx(204, abs=8)
