@@ -7,7 +7,7 @@
 The stock backend calls one function for a decode step, `decode_attention_fwd`; an instance of it
 gets ours there, and everything else (cache write, extend, graphs, windows by index lists) stays.
 What ours does not cover goes to the function it replaced, with one log line that says why.
-Checked: registration, and the call against the reference on a CPU. Not yet run on a GPU in SGLang.
+Checked inside SGLang 0.5.23 on a CPU, by Triton's interpreter. Not yet run on a GPU in SGLang.
 """
 
 import logging
@@ -32,9 +32,12 @@ class Decode:
         self.max_context = max_context
         self._said: set[str] = set()
 
-    def _why_not(self, q, k_buffer, scales, **options) -> str:
+    def _why_not(self, q, k_buffer, o, scales, **options) -> str:
         if options.get("has_mla") or k_buffer.shape[-1] != q.shape[-1]:
             return "MLA"
+        if o.dtype != q.dtype:
+            # The parts of several GPUs are merged by what the stock kernel leaves in attn_lse.
+            return "decode context parallelism"
         if k_buffer.dtype != q.dtype or any(s not in (None, 1.0) for s in scales):
             return f"KV cache dtype {k_buffer.dtype}"
         if options.get("score_mod") is not None:
@@ -51,7 +54,7 @@ class Decode:
         **options,
     ):  # fmt: skip
         """Decode one token a sequence over token slots, `[size, kv heads, dim]` buffers."""
-        reason = self._why_not(q, k_buffer, (k_scale, v_scale), **options)
+        reason = self._why_not(q, k_buffer, o, (k_scale, v_scale), **options)
         if reason:
             if reason not in self._said:
                 self._said.add(reason)

@@ -92,6 +92,15 @@ def test_sglang_what_ours_does_not_cover_goes_to_the_stock_kernel_and_is_said_on
     assert [r.getMessage() for r in caplog.records] == ["forebay decode runs the stock kernel: MLA"]
 
 
+def test_sglang_parts_of_a_context_are_left_to_the_stock_kernel() -> None:
+    """It asks for fp32 and merges by the stock kernel's own sums, which ours does not write."""
+    case = make_case(seq_lens=[20], page=1, csr=True, dim=32)
+    decode = Decode(lambda *_args, **_options: "stock", 128)
+    cache, wide = case.cache, case.query.double()
+    told = (cache.key[:, 0], cache.value[:, 0], wide, cache.indptr, cache.indices.long())
+    assert decode(case.query, *told, None, None, None, 8, 0.2, 1.0, 1.0) == "stock"
+
+
 def test_sglang_registers_under_our_name(monkeypatch: pytest.MonkeyPatch) -> None:
     backends: dict[str, Any] = {}
     choices: list[str] = []
