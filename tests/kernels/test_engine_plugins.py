@@ -97,6 +97,7 @@ def test_sglang_parts_of_a_context_are_left_to_the_stock_kernel() -> None:
     case = make_case(seq_lens=[20], page=1, csr=True, dim=32)
     decode = Decode(lambda *_args, **_options: "stock", 128)
     cache, wide = case.cache, case.query.double()
+    assert cache.indices is not None
     told = (cache.key[:, 0], cache.value[:, 0], wide, cache.indptr, cache.indices.long())
     assert decode(case.query, *told, None, None, None, 8, 0.2, 1.0, 1.0) == "stock"
 

@@ -247,6 +247,16 @@ def test_a_refused_token_that_held_all_but_rounding_is_not_drawn():
     assert set(out[:, 0].tolist()) <= {5, 7}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_a_guess_a_token_is_drawn_even_from_a_vocabulary_of_three(temperature):
+    made = case(3, torch.float32, counts=[0, 0])
+    made["logits"][:, 1] = 60.0
+    warm = torch.full((2,), temperature, device=DEVICE)
+    out, accepted = rejection_sample(**made, temperature=warm)
+    assert out.tolist() == [[1], [1]]
+    assert accepted.tolist() == [0, 0]
+
+
 def test_shapes_that_do_not_fit_are_refused():
     made = case(16, torch.float32)
     made["logits"] = made["logits"][1:]
