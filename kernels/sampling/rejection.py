@@ -297,7 +297,7 @@ class RejectionConfig:
 def rejection_config(*, logits: torch.Tensor, rows: int) -> RejectionConfig:
     """Look the settings up: the fewer the programs, the more warps each may have."""
     chunk = min(4096, max(16, next_power_of_2(logits.shape[1])))
-    full = rows * -(-logits.shape[1] // chunk) >= 64 * sm_count(logits.device)
+    full = rows * -(-logits.shape[1] // chunk) >= 32 * sm_count(logits.device)
     built_in = {"chunk": chunk, "num_warps": 4 if full or chunk < 2048 else 8}
     key = "full" if full else "few"
     return RejectionConfig(**config_for("rejection", key, logits.device, built_in))
