@@ -1,4 +1,4 @@
-"""Times single predictions of the default weights: `python bench_length.py FOLDER [--long]`.
+"""Times single predictions: `python bench_length.py FOLDER [--weights DIR] [--long]`.
 
 Wall and CPU time of one thread, each prompt read anew; then how many remembered ones a second. A
 folder of sets as `forebay predictor` reads it; `--long`: prompts of over 1,200 characters only.
@@ -24,10 +24,11 @@ def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--weights", type=Path, help="of an encoder (those shipped)")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--times", type=int, default=1000)
     arguments = parser.parse_args()
-    encoder, rng = load_encoder(), Random(0)
+    encoder, rng = load_encoder(arguments.weights), Random(0)
     examples = read_folder(arguments.folder, part="dev", wide=False).examples
     asks = list({example.key: example.features for example in examples}.values())
     asks = [each for each in asks if not arguments.long or len(each.text) > 1200]

@@ -1,8 +1,9 @@
 """A long prompt's tokens on a short line: the ends one by one, the rest eight to a slot.
 
 What an encoder costs grows with its positions, and instructions stand at the ends of a prompt. So
-the first 128 and the last 64 tokens take at most `SLOTS` positions: the outer ones alone, the inner
-ones as the mean of eight neighbours. A prompt of at most `SLOTS` tokens is read token by token.
+the first 96 and the last 32 tokens take at most `SLOTS` positions: the outer ones alone, the inner
+ones as the mean of eight neighbours. With 128 and 64 a prediction takes a tenth longer and is no
+better (docs/length-prediction.md). A prompt of at most `SLOTS` tokens is read token by token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from .wordpiece import WordPiece
 
-HEAD, TAIL = 128, 64
+HEAD, TAIL = 96, 32
 SLOTS = 48
 WIDTH = 8
 """Tokens that a slot has room for."""

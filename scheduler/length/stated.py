@@ -33,12 +33,14 @@ _MOST_TOKENS = 100_000.0
 
 _NUMBER = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
 _ENGLISH = re.compile(
-    rf"\b({_NUMBER}|{'|'.join(_WORDS)})(k)?"
+    # What no number begins with is passed over without trying them all.
+    rf"\b(?=[\dotfsen])({_NUMBER}|{'|'.join(_WORDS)})(k)?"
     rf"(?:\s?(?:-|\u2013|to|or)\s?({_NUMBER}|{'|'.join(_WORDS)})(k)?)?"
     r"[\s-]{1,2}(?:\w{3,12}[\s-])?"
     rf"({'|'.join(_UNITS)})s?\b"
 )
 _HAN_NUMBER = r"\d{1,6}|[零〇一二两三四五六七八九十百千万]{1,9}"
+_HAN_UNIT = re.compile(f"[{''.join(_HAN_UNITS)}]")
 _HAN = re.compile(
     rf"({_HAN_NUMBER})(?:\s?[-~到至]\s?({_HAN_NUMBER}))?\s?(?:个)?([{''.join(_HAN_UNITS)}])"
     r"(?![a-z0-9])"
@@ -53,7 +55,7 @@ def stated_tokens(text: str) -> float:
         unit in lower for unit in _UNITS
     ):  # ten times as fast as the pattern, which is seldom met
         found = [_english(match) for match in _ENGLISH.finditer(lower)]
-    if not text.isascii():
+    if not text.isascii() and _HAN_UNIT.search(text):
         found += [_han(match) for match in _HAN.finditer(text)]
     return min(_MOST_TOKENS, max(found, default=0.0))
 

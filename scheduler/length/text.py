@@ -26,6 +26,7 @@ _WORD = re.compile(r"[^\W_]+|[^\w\s]")
 _PRIMES = (np.uint32(2654435761), np.uint32(2246822519), np.uint32(3266489917))
 _CHAR_GRAMS = (1, 2, 3, 4)
 _WORD_SALT = 0x9E37
+_MOST_REMEMBERED = 20_000
 
 
 def ends(text: str) -> str:
@@ -41,8 +42,9 @@ def hashed_grams(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     `text` comes from `ends`. Values are 1 + log(count), so that each column appears once.
     """
     columns = np.concatenate([*_char_grams(text), _word_grams(text)])
-    found, counts = np.unique(columns, return_counts=True)
-    return found, (1.0 + np.log(counts)).astype(np.float32)
+    # Half as wide, sorted in half the time.
+    found, counts = np.unique(columns.astype(np.int32), return_counts=True)
+    return found.astype(np.int64), (1.0 + np.log(counts)).astype(np.float32)
 
 
 def _char_grams(text: str) -> list[NDArray[np.int64]]:
@@ -59,8 +61,21 @@ def _char_grams(text: str) -> list[NDArray[np.int64]]:
     return grams
 
 
+class _Hashes(dict[str, int]):
+    """Hashes of words, remembered: most of a prompt's are common."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = crc32(word.encode("utf-8", "replace"), _WORD_SALT)
+        return self[word]
+
+
+_hashes = _Hashes()
+
+
 def _word_grams(text: str) -> NDArray[np.int64]:
-    found = [crc32(word.encode("utf-8", "replace"), _WORD_SALT) for word in _WORD.findall(text)]
+    if len(_hashes) > _MOST_REMEMBERED:
+        _hashes.clear()
+    found = list(map(_hashes.__getitem__, _WORD.findall(text)))
     hashes = np.array(found, dtype=np.int64)
     pairs = (hashes[:-1] * 31 + hashes[1:] * 17 + 5) & 0xFFFFFFFF
     return np.concatenate((hashes, pairs)) % BUCKETS

@@ -89,8 +89,18 @@ def folded(text: str) -> str:
     text = text.lower()
     if not _FOLDED.search(text):
         return text
-    parts = unicodedata.normalize("NFD", text)
-    return "".join(sign for sign in parts if unicodedata.category(sign) != "Mn")
+    return unicodedata.normalize("NFD", text).translate(_ACCENTS)
+
+
+class _Accents(dict[int, int | None]):
+    """What becomes of each sign that was met: an accent goes."""
+
+    def __missing__(self, sign: int) -> int | None:
+        self[sign] = None if unicodedata.category(chr(sign)) == "Mn" else sign
+        return self[sign]
+
+
+_ACCENTS = _Accents()
 
 
 def is_han(sign: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.scheduler.length.slots import SLOTS, TAIL_AT, WIDTH, slots_of
+from forebay.scheduler.length.slots import HEAD, SLOTS, TAIL, TAIL_AT, WIDTH, slots_of
 from forebay.scheduler.length.stated import stated_tokens
 from forebay.scheduler.length.text import COUNTED, counted, ends, hashed_grams
 from forebay.scheduler.length.wordpiece import SPECIAL, UNKNOWN, WordPiece, prune, split
@@ -106,7 +106,7 @@ def test_a_short_prompt_has_a_slot_for_each_token():
     assert positions.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("words", [1, SLOTS - 2, SLOTS - 1, 130, 192, 193, 5000])
+@pytest.mark.parametrize("words", [1, SLOTS - 2, SLOTS - 1, 100, HEAD + TAIL, 129, 5000])
 def test_a_long_prompt_takes_no_more_slots_than_there_are(words: int):
     cut = WordPiece([*SPECIAL, "a", "b"])
 
@@ -115,4 +115,4 @@ def test_a_long_prompt_takes_no_more_slots_than_there_are(words: int):
     assert len(ids) == len(positions) <= SLOTS
     assert 5 in ids[-3:], "the last token is read"
     assert (positions >= TAIL_AT).any() == (words > SLOTS - 2)
-    assert (ids > 0).sum() == min(words, 192) + 2
+    assert (ids > 0).sum() == min(words, HEAD + TAIL) + 2
