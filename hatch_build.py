@@ -28,7 +28,8 @@ COMPILED = {
     ),
     "gateway": (
         "answer answer_head app attempt failing feedback heads ids intake keys messages meter "
-        "pools preparation protocol reading relay routes sse stored time_limits upkeep wire"
+        "pools prefix prefix_names prefix_numbers prefix_placements prefix_source prefix_text "
+        "preparation protocol reading relay routes sse stored time_limits upkeep wire"
     ),
     "gateway/dialects": "by_route",
     "gateway/quota": "ledger local memory tariff",
@@ -36,11 +37,12 @@ COMPILED = {
     "policies": (
         "double_queue filter_capability filter_room filter_speculation filter_usable heap "
         "lanes ordering_aged ordering_bounded ordering_edf ordering_fair ordering_fcfs "
-        "ordering_hrrn ordering_sjf pick quota score_hash_ring score_least_tokens "
-        "service shares"
+        "ordering_hrrn ordering_sjf pick prefill_rate quota score_confined score_hash_ring "
+        "score_least_tokens score_sticky score_weighted service shares stalls"
     ),
+    "prefixcache": "blocks eviction index learned owners tiers",
     "scheduler": (
-        "cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
+        "avalanche cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
         "engine_sequence entrance guards health journal lifecycle limits line others places "
         "placing recall reserves retry timeline unservable waiting window window_adaptive"
     ),

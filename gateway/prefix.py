@@ -168,8 +168,8 @@ class PoolPrefix:
             self.index,
             section.block_tokens,
             section.stickiness,
-            self.placements.work,
-            self.placements.prefill,
+            work=self.placements.work,
+            prefill=self.placements.prefill,
             stalls=self.placements.stalls,
         )
 
@@ -213,7 +213,7 @@ class PoolPrefix:
         warmer, blocks = self.warmer, request.blocks
         if warmer is None or not blocks:
             return
-        hit = max(self.index.match(blocks).values(), default=0)
+        hit = self.index.longest(blocks)
 
         def cut() -> Beginning | None:
             if tokens is None:

@@ -69,7 +69,7 @@ class Placements:
 
     def longest(self, blocks: tuple[BlockHash, ...], prompt_tokens: int) -> int:
         """Return the tokens of the longest predicted hit anywhere."""
-        return self._tokens(max(self._index.match(blocks).values(), default=0), prompt_tokens)
+        return self._tokens(self._index.longest(blocks), prompt_tokens)
 
     def placed(self, placement: Placement) -> None:
         """Note where a prompt goes, and the hit that is predicted there."""

@@ -74,7 +74,7 @@ def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:
     if isinstance(prompt, str):
         cut = _cut(prompt, size)
         return {"prompt": cut} if cut else None
-    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):  # type: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any JSON
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):  # type: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # any JSON
         return None
     whole, comma, _ = _canonical(prompt)[:size].rpartition(b",")
     return {"prompt": msgspec.json.decode(whole + b"]")} if comma else None
@@ -100,7 +100,7 @@ def _part(message: dict[str, Any], left: int) -> dict[str, Any] | None:
     """Return a message with the beginning of what it says, where that is plain text."""
     role, content = str(message.get("role")), message.get("content")
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):  # type: ignore[reportUnknownArgumentType]  # any JSON
-        content = content[0].get("text")  # type: ignore[reportUnknownMemberType, reportUnknownVariableType] - JSON
+        content = content[0].get("text")  # type: ignore[reportUnknownMemberType, reportUnknownVariableType]  # JSON
     if not isinstance(content, str):
         return None
     said = _cut(content, left - len(role.encode("utf-8", "replace")) - 1)
@@ -116,7 +116,7 @@ def _write(message: Any, pieces: list[bytes]) -> None:
     if not isinstance(message, dict):
         pieces += (_canonical(message), _END)
         return
-    role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType] - any JSON
+    role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
     pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]  # JSON
     rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON
     if rest:

@@ -20,7 +20,6 @@ hit that did not happen counts as slowness until the endpoint's expectations hav
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 KEPT = 0.98
 LEAST = 8
@@ -35,14 +34,17 @@ _DRAWN = 0.05
 """How strongly the slope is drawn to the plain ratio, against a spread as large as the mean."""
 
 
-class Mark(NamedTuple):
+class Mark:
     """A prompt on its way."""
 
-    placed: float
-    """Tokens placed there until then, its own included."""
-    ahead: float
-    """Tokens to prefill until its first byte, its own included."""
-    at: float
+    __slots__ = ("ahead", "at", "placed")
+
+    def __init__(self, placed: float, ahead: float, at: float) -> None:
+        self.placed = placed
+        """Tokens placed there until then, its own included."""
+        self.ahead = ahead
+        """Tokens to prefill until its first byte, its own included."""
+        self.at = at
 
 
 class _Endpoint:

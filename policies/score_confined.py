@@ -11,7 +11,6 @@ When not to use it: one endpoint, or tenants whose prompts are all new, whatever
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -24,22 +23,29 @@ if TYPE_CHECKING:
 _hash = xxhash.xxh3_64_intdigest
 
 
-@dataclass(slots=True)
 class Confined:
     """Rates as another score does, and puts a flooding tenant's own endpoints before all others."""
 
-    inner: Score
-    floods: Callable[[str, float], bool]
-    """Tells whether a tenant brings too much that is new, now."""
-    share: float = 0.5
-    names: tuple[str, ...] = ()
-    """All endpoints of the pool."""
-    name: str = "confined"
-    _kept_to: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    name = "confined"
+
+    def __init__(
+        self,
+        inner: Score,
+        floods: Callable[[str, float], bool],
+        share: float = 0.5,
+        *,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        """Take who tells whether a tenant brings too much that is new, and all endpoints."""
+        self.inner = inner
+        self._floods = floods
+        self._share = share
+        self._names = names
+        self._kept_to: dict[str, frozenset[str]] = {}
 
     def among(self, names: tuple[str, ...]) -> None:
         """Take the endpoints that there are."""
-        self.names = names
+        self._names = names
         self._kept_to.clear()
 
     def kept_to(self, tenant: str) -> frozenset[str]:
@@ -47,8 +53,8 @@ class Confined:
         found = self._kept_to.get(tenant)
         if found is None:
             seed = _hash(tenant.encode("utf-8", "replace"))
-            ranked = sorted(self.names, key=lambda name: _hash(name.encode(), seed))
-            count = max(1, int(self.share * len(ranked)))
+            ranked = sorted(self._names, key=lambda name: _hash(name.encode(), seed))
+            count = max(1, int(self._share * len(ranked)))
             found = self._kept_to[tenant] = frozenset(ranked[:count])
         return found
 
@@ -57,7 +63,7 @@ class Confined:
     ) -> Sequence[float]:
         """Rate the endpoints."""
         scores = self.inner(request, endpoints, now)
-        if not self.floods(request.tenant, now):
+        if not self._floods(request.tenant, now):
             return scores
         own = self.kept_to(request.tenant)
         pairs = zip(scores, endpoints, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,18 @@ _SCALE = 1000.0
 """The cost that scores one half; which endpoint is best does not depend on it."""
 
 
+class _Work:
+    """Of one endpoint: tokens, as they were at a moment."""
+
+    __slots__ = ("at", "tokens")
+
+    def __init__(self) -> None:
+        self.at = self.tokens = 0.0
+
+    def left(self, now: float, fade_s: float) -> float:
+        return self.tokens * exp((self.at - now) / fade_s) if now > self.at else self.tokens
+
+
 class RecentWork:
     """Prefill work that went to each endpoint lately: tokens, fading with time."""
 
@@ -31,23 +42,25 @@ class RecentWork:
     def __init__(self, fade_s: float = 60.0) -> None:
         """`fade_s` is the time in which work fades to 1/e."""
         self._fade_s = fade_s
-        self._work: dict[str, tuple[float, float]] = {}
+        self._work: dict[str, _Work] = {}
 
     def add(self, endpoint: str, tokens: int, now: float) -> None:
         """Note work that goes to an endpoint now."""
-        self._work[endpoint] = (self.get(endpoint, now) + tokens, now)
+        own = self._work.get(endpoint)
+        if own is None:
+            own = self._work[endpoint] = _Work()
+        own.tokens, own.at = own.left(now, self._fade_s) + tokens, now
 
     def get(self, endpoint: str, now: float) -> float:
         """Return what of it has not faded."""
-        tokens, at = self._work.get(endpoint, (0.0, now))
-        return tokens * exp((at - now) / self._fade_s) if now > at else tokens
+        own = self._work.get(endpoint)
+        return 0.0 if own is None else own.left(now, self._fade_s)
 
     def forget(self, endpoint: str) -> None:
         """Forget an endpoint that left."""
         self._work.pop(endpoint, None)
 
 
-@dataclass(slots=True)
 class StickyUntilSaturated:
     """Prefers the endpoint where the least is left to prefill, weighed against its recent work.
 
@@ -66,35 +79,60 @@ class StickyUntilSaturated:
     at the price of a lookup.
     """
 
-    index: Index
-    block_tokens: int
-    stickiness: float = 16.0
-    work: RecentWork = field(default_factory=RecentWork)
-    prefill: PrefillRate = field(default_factory=PrefillRate)
-    limits: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By SLA class, seconds within which a first byte must come."""
-    stalls: Stalls = field(default_factory=Stalls)
-    name: str = "sticky_until_saturated"
+    name = "sticky_until_saturated"
+
+    def __init__(  # noqa: PLR0913 - each can be another's, too
+        self,
+        index: Index,
+        block_tokens: int,
+        stickiness: float = 16.0,
+        *,
+        work: RecentWork | None = None,
+        prefill: PrefillRate | None = None,
+        stalls: Stalls | None = None,
+    ) -> None:
+        self.limits: Mapping[str, float] = {}
+        """By SLA class, seconds within which a first byte must come."""
+        self.index = index
+        self._block_tokens = float(block_tokens)
+        self._stickiness = stickiness
+        self.work = work or RecentWork()
+        self.prefill = prefill or PrefillRate()
+        self.stalls = stalls or Stalls()
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
     ) -> Sequence[float]:
         """Rate the endpoints."""
-        hits: Mapping[str, float] = self.index.worth(request.blocks) if request.blocks else {}
-        prompt, work = request.prompt_tokens_estimate, self.work.get
+        blocks = request.blocks
+        hits: Mapping[str, float] = self.index.worth(blocks) if blocks else {}
+        prompt = float(request.prompt_tokens_estimate)
+        left = [self._left(hits, view.name, prompt) for view in endpoints]
+        costs = [
+            self._cost(view, tokens, now) for view, tokens in zip(endpoints, left, strict=True)
+        ]
+        scores = [_SCALE / (_SCALE + cost) for cost in costs]
         limit = self.limits.get(request.sla) if self.limits else None
-        scores: list[float] = []
-        late: list[bool] = []
-        for e in endpoints:
-            uncached = max(0, prompt - hits.get(e.name, 0) * self.block_tokens)
-            cost = self.stickiness * (uncached + _LATE * self.stalls.tokens(e.name, now))
-            cost += e.in_flight_tokens + work(e.name, now)
-            cost *= self.prefill.slowness(e.name)
-            scores.append(_SCALE / (_SCALE + cost))
-            if limit is not None:
-                wait = self.prefill.wait(e.name, uncached, now)
-                late.append(wait is not None and wait > limit)
+        if limit is None:
+            return scores
+        waits = [
+            self.prefill.wait(view.name, tokens, now)
+            for view, tokens in zip(endpoints, left, strict=True)
+        ]
+        late = [wait is not None and wait > limit for wait in waits]
         if not any(late) or all(late):
             return scores
         rated = zip(scores, late, strict=True)
         return [0.5 * score + (0.0 if is_late else 0.5) for score, is_late in rated]
+
+    def _left(self, hits: Mapping[str, float], endpoint: str, prompt: float) -> float:
+        """Return the tokens that an endpoint would have to prefill."""
+        if not hits:
+            return prompt
+        return max(0.0, prompt - hits.get(endpoint, 0.0) * self._block_tokens)
+
+    def _cost(self, view: EndpointView, uncached: float, now: float) -> float:
+        name = view.name
+        cost = self._stickiness * (uncached + _LATE * self.stalls.tokens(name, now))
+        cost += view.in_flight_tokens + self.work.get(name, now)
+        return cost * self.prefill.slowness(name)

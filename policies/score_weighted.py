@@ -11,7 +11,6 @@ When not to use it: where load differs by far more than the weights can say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,15 +24,16 @@ _SCALE = 1000.0
 _UNKNOWN = 0.5
 
 
-@dataclass(slots=True)
 class Weighted:
     """Rates by weights."""
 
-    index: Index
-    hit: float = 2.0
-    load: float = 1.0
-    kv: float = 0.5
-    name: str = "weighted"
+    name = "weighted"
+
+    def __init__(self, index: Index, hit: float = 2.0, load: float = 1.0, kv: float = 0.5) -> None:
+        self._index = index
+        self._hit = hit
+        self._load = load
+        self._kv = kv
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
@@ -41,13 +41,13 @@ class Weighted:
         """Rate the endpoints."""
         del now
         chain = request.blocks
-        hits, blocks = self.index.worth(chain), len(chain) or 1
-        whole = (self.hit + self.load + self.kv) or 1.0
+        hits, blocks = self._index.worth(chain), len(chain) or 1
+        whole = (self._hit + self._load + self._kv) or 1.0
         return [
             (
-                self.hit * hits.get(e.name, 0) / blocks
-                + self.load * _SCALE / (_SCALE + e.in_flight_tokens / (e.limit * e.share or 1.0))
-                + self.kv * (1.0 - (_UNKNOWN if e.kv_use is None else e.kv_use))
+                self._hit * hits.get(e.name, 0) / blocks
+                + self._load * _SCALE / (_SCALE + e.in_flight_tokens / (e.limit * e.share or 1.0))
+                + self._kv * (1.0 - (_UNKNOWN if e.kv_use is None else e.kv_use))
             )
             / whole
             for e in endpoints

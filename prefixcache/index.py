@@ -10,7 +10,8 @@ A prefix cache holds a block only while it holds the one before it, or soon lose
 chain the holders only become fewer. Where two positions have the same holders, all between have
 them, too: a lookup gallops and bisects instead of walking, in O(changes x log length). An index
 that was told otherwise (a removal out of order) answers with too long a hit at worst, never with
-too short a one.
+too short a one. A prompt is looked up several times on its way: when it is read, when it is placed,
+and then to note what is predicted. The last answer is kept until something changes.
 
 Forgetting all of an endpoint takes its bits out of use at once, whatever it held: that is what
 fences a restarted engine's blocks. The bits are cleared out of the table little by little (`sweep`)
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from itertools import islice
+from math import sqrt
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -77,21 +79,27 @@ class Index:
     """Blocks and their holders. Not thread-safe: it lives on one loop."""
 
     __slots__ = (
+        "_asked",
         "_clock",
         "_dead",
+        "_expected",
         "_far",
+        "_found",
         "_free",
         "_live",
         "_masks",
         "_names",
         "_next",
         "_shards",
-        "_slots",
+        "_told",
     )
 
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        self._slots: dict[tuple[str, Source], _Slot] = {}
+        self._told: dict[str, _Slot] = {}
+        """By endpoint, what its engine said."""
+        self._expected: dict[str, _Slot] = {}
+        """By endpoint, what was sent there."""
         self._live: dict[int, _Slot] = {}
         self._dead: list[_Slot] = []
         self._free: list[int] = []
@@ -100,6 +108,9 @@ class Index:
         self._masks: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[str, Source], ...]] = {}
         self._far = False
+        self._asked: Sequence[BlockHash] | None = None
+        """The chain that was looked up last, unless something has changed since."""
+        self._found: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Return how many distinct blocks are held somewhere, those to be swept included."""
@@ -107,7 +118,7 @@ class Index:
 
     def held(self, endpoint: str, source: Source = Source.EXPECTED) -> int:
         """Return how many blocks an endpoint holds by one source."""
-        slot = self._slots.get((endpoint, source))
+        slot = self._of(source).get(endpoint)
         return 0 if slot is None else slot.held
 
     def holders(self, block: BlockHash) -> tuple[str, ...]:
@@ -117,25 +128,27 @@ class Index:
 
     def hold(self, endpoint: str, blocks: Iterable[BlockHash], tier: Tier = Tier.GPU) -> None:
         """Note that an endpoint says that it holds blocks, and on which tier."""
-        slot = self._slots.get((endpoint, Source.EXACT))
+        slot = self._told.get(endpoint)
         if slot is None:
             slot = self._open(endpoint, Source.EXACT)
         shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
         value, new = int(tier), 0
-        if tier:
+        self._asked = None
+        if value:
             slot.far = self._far = True
         for block in blocks:
-            mine = own[block >> 48 & _SLOT_SHARD]
+            middle = block >> 40
+            mine = own[middle >> 8 & _SLOT_SHARD]
             if block not in mine:
                 new += 1
-                shard = shards[block >> 40 & _SHARD]
+                shard = shards[middle & _SHARD]
                 shard[block] = canonical(shard.get(block, 0) | bit)
             mine[block] = value
         slot.held += new
 
     def store(self, endpoint: str, blocks: Iterable[BlockHash]) -> list[BlockHash]:
         """Expect an endpoint to hold blocks, used just now; return those that are new to it."""
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         if slot is None:
             slot = self._open(endpoint, Source.EXPECTED)
         shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
@@ -143,26 +156,30 @@ class Index:
         new: list[BlockHash] = []
         for block in blocks:
             clock += 1
-            mine = own[block >> 48 & _SLOT_SHARD]
-            used = mine.pop(block, None)  # to the end of the order
-            if used is None:
+            middle = block >> 40
+            mine = own[middle >> 8 & _SLOT_SHARD]
+            used = mine.pop(block, 0)  # to the end of the order
+            if used:
+                mine[block] = clock << _COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
+            else:
                 new.append(block)
-                shard = shards[block >> 40 & _SHARD]
+                shard = shards[middle & _SHARD]
                 shard[block] = canonical(shard.get(block, 0) | bit)
                 mine[block] = clock << _COUNT_BITS | 1
-            else:
-                mine[block] = clock << _COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
         self._clock = clock
-        slot.held += len(new)
+        if new:
+            slot.held += len(new)
+            self._asked = None
         return new
 
     def remove(
         self, endpoint: str, blocks: Iterable[BlockHash], source: Source = Source.EXPECTED
     ) -> int:
         """Note that an endpoint no longer holds blocks; return how many it did hold."""
-        slot = self._slots.get((endpoint, source))
+        slot = self._of(source).get(endpoint)
         if slot is None:
             return 0
+        self._asked = None
         own, removed = slot.blocks, 0
         for block in blocks:
             if own[block >> 48 & _SLOT_SHARD].pop(block, None) is not None:
@@ -177,8 +194,9 @@ class Index:
         By all sources, or only by one. What it held is swept out of the table later.
         """
         forgotten = 0
+        self._asked = None
         for each in Source if source is None else (source,):
-            slot = self._slots.pop((endpoint, each), None)
+            slot = self._of(each).pop(endpoint, None)
             if slot is not None:
                 del self._live[slot.bit]
                 self._dead.append(slot)
@@ -208,7 +226,7 @@ class Index:
 
     def expire(self, endpoint: str, clock: int, most: int) -> int:
         """Forget up to `most` expected blocks that were last used before a moment of `clock`."""
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         if slot is None:
             return 0
         old: list[int] = []
@@ -221,7 +239,7 @@ class Index:
 
     def recent(self, endpoint: str, clock: int) -> list[BlockHash]:
         """Return an endpoint's expected blocks that were used since a moment of `clock`."""
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         if slot is None:
             return []
         found: list[tuple[int, int]] = []
@@ -234,7 +252,7 @@ class Index:
 
     def used(self, endpoint: str, block: BlockHash) -> tuple[int, int] | None:
         """Return an expected block's age, in uses of any block, and its uses."""
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         found = None if slot is None else slot.blocks[block >> 48 & _SLOT_SHARD].get(block)
         if found is None:
             return None
@@ -243,13 +261,14 @@ class Index:
     def oldest(self, endpoint: str, count: int) -> list[tuple[BlockHash, int, int]]:
         """Return the least recently used expected blocks: hash, age in uses of any block, uses.
 
-        Of fewer than all, a handful may be the wrong ones: each shard is looked at twice as far as
-        it should be needed. That takes a fifth of what merging them does.
+        Of fewer than all, one or two may be the wrong ones: each shard is looked at as far as three
+        standard deviations of what is needed of it. That takes a tenth of what merging them does.
         """
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         if slot is None or count <= 0:
             return []
-        far = slot.held if count >= slot.held else count // (SLOT_SHARDS // 2) + SLOT_SHARDS
+        each = count / SLOT_SHARDS
+        far = slot.held if count >= slot.held else max(SLOT_SHARDS, int(each + 3.0 * sqrt(each)))
         found = [item for own in slot.blocks for item in islice(own.items(), far)]
         found.sort(key=itemgetter(1))
         del found[count:]
@@ -261,7 +280,7 @@ class Index:
 
         Of one shard's blocks where there are many: to look at all takes 30 us an endpoint.
         """
-        slot = self._slots.get((endpoint, Source.EXPECTED))
+        slot = self._expected.get(endpoint)
         if slot is None or not slot.held:
             return None
         few = slot.held < _FEW or not slot.blocks[0]
@@ -270,22 +289,38 @@ class Index:
 
     # -- looking up ------------------------------------------------------------------------------
 
-    def match(self, chain: Sequence[BlockHash]) -> dict[str, int]:
+    def match(self, chain: Sequence[BlockHash]) -> Mapping[str, int]:
         """Return how many leading blocks of the chain each endpoint holds, by any source."""
+        if chain is self._asked and isinstance(chain, tuple):  # a list may be another by now
+            return self._found
         hits: dict[str, int] = {}
-        for mask, length in self._steps(chain):
-            for endpoint, _ in self._holders_of(mask):
-                hits[endpoint] = length
+        position, size = 0, len(chain)
+        current = self._mask(chain[0]) if size else 0
+        while current:
+            position = self._reach(chain, position, current)
+            for endpoint, _ in self._holders_of(current):
+                hits[endpoint] = position
+            if position == size:
+                break
+            current &= self._mask(chain[position])  # who lost one block lost the rest
+        self._asked, self._found = chain, hits
         return hits
+
+    def longest(self, chain: Sequence[BlockHash]) -> int:
+        """Return how many leading blocks of the chain are held at the best place for it."""
+        best = 0
+        for length in self.match(chain).values():
+            best = max(best, length)
+        return best
 
     def worth(self, chain: Sequence[BlockHash]) -> Mapping[str, float]:
         """Return `match`, with blocks that are not on the GPU counted for less."""
         hits = self.match(chain)
-        if not self._far:
+        if not self._far or not hits:
             return hits
         worth: dict[str, float] = dict(hits)
         for endpoint, length in hits.items():
-            slot = self._slots.get((endpoint, Source.EXACT))
+            slot = self._told.get(endpoint)
             if slot is not None and slot.far:
                 near = self.depth(endpoint, chain, Source.EXPECTED)
                 if near < length:
@@ -294,7 +329,7 @@ class Index:
 
     def depth(self, endpoint: str, chain: Sequence[BlockHash], source: Source) -> int:
         """Return how many leading blocks of the chain an endpoint holds by one source."""
-        slot = self._slots.get((endpoint, source))
+        slot = self._of(source).get(endpoint)
         if slot is None:
             return 0
         own, low, high = slot.blocks, 0, len(chain)
@@ -309,39 +344,28 @@ class Index:
                 high = middle
         return low
 
-    def _steps(self, chain: Sequence[BlockHash]) -> Iterator[tuple[int, int]]:
-        """Yield each set of holders along the chain with how far it reaches, shortest first."""
-        size = len(chain)
-        if not size:
-            return
-        shards, position = self._shards, 0
-        block = chain[0]
-        current = shards[block >> 40 & _SHARD].get(block, 0)
-        while current:
-            low, step = position, 1
-            while low + step < size:
-                block = chain[low + step]
-                if shards[block >> 40 & _SHARD].get(block, 0) & current != current:
-                    break
-                low += step
-                step *= 2
-            high = min(low + step, size)
-            while high - low > 1:  # all of `current` hold chain[low], not all chain[high]
-                middle = (low + high) // 2
-                block = chain[middle]
-                if shards[block >> 40 & _SHARD].get(block, 0) & current == current:
-                    low = middle
-                else:
-                    high = middle
-            yield current, high
-            if high == size:
-                return
-            position, block = high, chain[high]
-            current &= shards[block >> 40 & _SHARD].get(
-                block, 0
-            )  # who lost one block lost the rest
+    def _reach(self, chain: Sequence[BlockHash], low: int, current: int) -> int:
+        """Return how far all of `current`, who hold chain[low], hold the chain."""
+        size, step = len(chain), 1
+        while low + step < size and self._mask(chain[low + step]) & current == current:
+            low += step
+            step *= 2
+        high = min(low + step, size)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._mask(chain[middle]) & current == current:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _mask(self, block: BlockHash) -> int:
+        return self._shards[block >> 40 & _SHARD].get(block, 0)
 
     # -- slots -----------------------------------------------------------------------------------
+
+    def _of(self, source: Source) -> dict[str, _Slot]:
+        return self._told if source is Source.EXACT else self._expected
 
     def _open(self, endpoint: str, source: Source) -> _Slot:
         if self._free:
@@ -349,7 +373,7 @@ class Index:
         else:
             bit = 1 << self._next
             self._next += 1
-        slot = self._slots[endpoint, source] = self._live[bit] = _Slot(endpoint, source, bit)
+        slot = self._of(source)[endpoint] = self._live[bit] = _Slot(endpoint, source, bit)
         self._names.clear()
         return slot
 
@@ -389,14 +413,14 @@ class Index:
 
 def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:
     """Return what blocks low to high of a chain are worth, by their tiers in a slot."""
-    near = _reach(own, chain, low, high, Tier.GPU)
+    near = _reach_of(own, chain, low, high, Tier.GPU)
     if near == high:
         return high - low
-    middle = _reach(own, chain, near, high, Tier.HOST)
+    middle = _reach_of(own, chain, near, high, Tier.HOST)
     return near - low + WORTH[1] * (middle - near) + WORTH[2] * (high - middle)
 
 
-def _reach(
+def _reach_of(
     own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int, tier: int
 ) -> int:
     """Return how far from `low` on, up to `high`, blocks lie on a tier or a nearer one."""

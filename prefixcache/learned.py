@@ -45,9 +45,30 @@ CLEARED_AFTER = 3
 HOPE_S = 5.0
 TTL_S = 3600.0
 _AHEAD = 256
-"""Blocks that go beyond what must, at most."""
+"""Blocks that go beyond what must, at most, and one in so many: to find the oldest takes longer
+than to take them out."""
 _SWEPT = 4096
 """Blocks that one step takes out at most: some milliseconds."""
+
+
+class _Hope:
+    """A prompt whose answer has not begun."""
+
+    __slots__ = ("blocks", "endpoint", "length", "owner", "told", "until")
+
+    def __init__(
+        self, endpoint: str, blocks: Sequence[BlockHash], *, until: float, told: bool
+    ) -> None:
+        self.endpoint = endpoint
+        self.blocks = blocks
+        """Those that are new there."""
+        self.until = until
+        self.told = told
+        """Events will tell of them."""
+        self.owner = ""
+        """Whose they are, where tenants are held to shares."""
+        self.length = 0
+        """How many of the prompt's blocks were entered."""
 
 
 class Learned:
@@ -68,13 +89,11 @@ class Learned:
         self._ttl_s = ttl_s
         self._mosts: dict[str, int] = {}
         self._capacity: dict[str, int] = {}
-        self._hopes: dict[str, tuple[str, Sequence[BlockHash], float, bool]] = {}
-        """By request: endpoint, blocks, until when, and whether events will tell of them."""
-        self._entered: dict[str, tuple[str, int]] = {}
-        """By request that is hoped for: whose it is, and how many of its blocks were entered."""
+        self._hopes: dict[str, _Hope] = {}
+        """By request."""
         self._hoped: dict[str, dict[BlockHash, int]] = {}
-        self._given_up: dict[str, tuple[str, int]] = {}
-        """As `_entered`, of requests whose answers have not begun in time."""
+        self._given_up: dict[str, _Hope] = {}
+        """By request whose answer has not begun in time."""
         self._in_a_row: dict[str, int] = {}
         self._marks: deque[tuple[float, int]] = deque()
         self.owners: Owners | None = None
@@ -134,8 +153,9 @@ class Learned:
         Where blocks give way, other replicas are told of all that was used: else theirs would go in
         another order than the engine's.
         """
-        full = self._index.held(endpoint) >= FULL * self.capacity(endpoint)
-        if full and self.share is not None and endpoint not in self.told:
+        if self.share is None or endpoint in self.told:
+            return
+        if self._index.held(endpoint) >= FULL * self.capacity(endpoint):
             self.share(endpoint, chain[::-1])
 
     def limit(self, endpoint: str, blocks: int) -> None:
@@ -174,10 +194,12 @@ class Learned:
         if owners is not None:
             chain = owners.admit(owner, chain, now)
         new = self._enter(endpoint, chain, owner)
-        if request and new:
-            self._entered[request] = (owner, len(chain))
+        if not new:
+            return
+        if request:
             told = by_tokens and endpoint in self.told
-            self._hopes[request] = (endpoint, new, now + HOPE_S, told)
+            self._hopes[request] = hope = _Hope(endpoint, new, until=now + HOPE_S, told=told)
+            hope.owner, hope.length = owner, len(chain)
             hoped = self._hoped.setdefault(endpoint, {})
             for block in new:
                 hoped[block] = hoped.get(block, 0) + 1
@@ -203,30 +225,29 @@ class Learned:
         """Take in that an answer has begun: its prompt is in the cache."""
         hope = self._hopes.get(request)
         if hope is not None:
-            if hope[3]:
+            if hope.told:
                 return
             del self._hopes[request]
-            self._entered.pop(request, None)
-            self._settle(endpoint, hope[1])
+            self._settle(hope)
             if self.share is not None:
-                self.share(endpoint, hope[1])
-        elif request in self._given_up:
-            owner, length = self._given_up.pop(request)
-            self._enter(endpoint, chain[:length], owner)
-            self._trim(endpoint)
+                self.share(endpoint, hope.blocks)
+        elif self._given_up:
+            given_up = self._given_up.pop(request, None)
+            if given_up is not None:
+                self._enter(endpoint, chain[: given_up.length], given_up.owner)
+                self._trim(endpoint)
 
     def confirmed_by(self, request: str) -> None:
         """Take in that an engine has told what it had of a prompt: its hope is over."""
         hope = self._hopes.pop(request, None)
         if hope is not None:
-            self._entered.pop(request, None)
-            self._settle(hope[0], hope[1])
+            self._settle(hope)
 
     def ended(self, request: str) -> None:
         """Take in that a request is over; what no answer has begun of was a vain hope."""
         self._given_up.pop(request, None)
         hope = self._hopes.get(request)
-        if hope is not None and not hope[3]:
+        if hope is not None and not hope.told:
             self._end(request)
 
     def reported(self, endpoint: str, *, predicted_tokens: float, cached_tokens: int) -> None:
@@ -269,20 +290,18 @@ class Learned:
         self._capacity.pop(endpoint, None)
         self._in_a_row.pop(endpoint, None)
         self._hoped.pop(endpoint, None)
-        for request in [r for r, hope in self._hopes.items() if hope[0] == endpoint]:
+        for request in [r for r, hope in self._hopes.items() if hope.endpoint == endpoint]:
             del self._hopes[request]
-            self._entered.pop(request, None)
         if self.owners is not None:
             self.owners.clear(endpoint)
         return self._index.clear(endpoint, Source.EXPECTED)
 
     def tick(self, now: float, endpoints: Iterable[str]) -> None:
         """Let time pass: hopes end, what was not used for long goes. Bounded work."""
-        for request, told in [(r, t) for r, (_, _, u, t) in self._hopes.items() if u <= now]:
-            entered = self._entered[request]
-            self._end(request)
-            if not told:
-                self._given_up[request] = entered
+        for request in [r for r, hope in self._hopes.items() if hope.until <= now]:
+            hope = self._end(request)
+            if not hope.told:
+                self._given_up[request] = hope
         if not self._marks or now - self._marks[-1][0] >= 1.0:
             self._marks.append((now, self._index.clock))
         passed = 0
@@ -302,17 +321,17 @@ class Learned:
         self.emptied += 1
         return True
 
-    def _end(self, request: str) -> None:
+    def _end(self, request: str) -> _Hope:
         """Give up a hope: it was vain, or events say by now what is held."""
-        endpoint, new, _, _ = self._hopes.pop(request)
-        self._entered.pop(request, None)
-        self._index.remove(endpoint, self._settle(endpoint, new))
+        hope = self._hopes.pop(request)
+        self._index.remove(hope.endpoint, self._settle(hope))
+        return hope
 
-    def _settle(self, endpoint: str, new: Sequence[BlockHash]) -> list[BlockHash]:
+    def _settle(self, hope: _Hope) -> list[BlockHash]:
         """Hope no more for blocks; return those that nobody else hopes for."""
-        hoped = self._hoped.get(endpoint, {})
+        hoped = self._hoped.get(hope.endpoint, {})
         last: list[BlockHash] = []
-        for block in new:
+        for block in hope.blocks:
             left = hoped.get(block, 1) - 1
             if left:
                 hoped[block] = left
@@ -326,8 +345,7 @@ class Learned:
         over = self._index.held(endpoint) - capacity
         if over <= 0:
             return
-        # Some more at once: to find the oldest takes longer than to take them out.
-        over = min(_SWEPT, over + min(_AHEAD, capacity // 1024))
+        over = min(_SWEPT, over + min(_AHEAD, capacity // _AHEAD))
         if self.owners is not None:
             greedy = self.owners.greedy(endpoint, over, capacity)
             removed = self._index.remove(endpoint, greedy)

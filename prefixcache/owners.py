@@ -68,7 +68,7 @@ class Owners:
         """Return as much of a chain as may be entered: what is known, and of the rest a bit."""
         if self._rate is None:
             return chain
-        known = max(self._index.match(chain).values(), default=0)
+        known = self._index.longest(chain)
         novel = len(chain) - known
         most = self._rate * BURST_S
         left, at = self._left.get(owner, (most, now))

@@ -227,7 +227,7 @@ def _chooser(
     if policy == "session_hash":
         return lambda request: views[crc32(_session(request)) % len(views)]
     least = LeastTokens()
-    sticky = StickyUntilSaturated(gateway.index, block_tokens, stickiness, gateway.work)
+    sticky = StickyUntilSaturated(gateway.index, block_tokens, stickiness, work=gateway.work)
     score = least if policy == "least_load" else sticky
     pick = Seeded()
 
