@@ -45,6 +45,8 @@ MOST_COUNTED = 255
 _COUNT_BITS = 8
 _CACHED_SETS = 4096
 _FEW = 16 * SLOT_SHARDS
+_MANY = 16 * SLOT_SHARDS
+"""Of the oldest blocks: shards differ by a fifth or so in how many of these they have."""
 _SHARD = SHARDS - 1  # by middle bits of a hash: a dict places its keys by their lowest
 _SLOT_SHARD = SLOT_SHARDS - 1
 
@@ -261,17 +263,17 @@ class Index:
     def oldest(self, endpoint: str, count: int) -> list[tuple[BlockHash, int, int]]:
         """Return the least recently used expected blocks: hash, age in uses of any block, uses.
 
-        Of fewer than all, one or two may be the wrong ones: each shard is looked at as far as three
-        standard deviations of what is needed of it. That takes a tenth of what merging them does.
+        Of fewer than all, a handful may be the wrong ones: each shard is looked at only as far as
+        it should be needed. Where they are many, as many are taken of each, in no order.
         """
         slot = self._expected.get(endpoint)
         if slot is None or count <= 0:
             return []
-        each = count / SLOT_SHARDS
-        far = slot.held if count >= slot.held else max(SLOT_SHARDS, int(each + 3.0 * sqrt(each)))
+        far = _far(slot, count)
         found = [item for own in slot.blocks for item in islice(own.items(), far)]
-        found.sort(key=itemgetter(1))
-        del found[count:]
+        if count < _MANY or count >= slot.held:
+            found.sort(key=itemgetter(1))
+            del found[count:]
         clock = self._clock
         return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc]  # what was stored
 
@@ -409,6 +411,16 @@ class Index:
             if slot is not None:
                 yield slot.endpoint, slot.source
             mask ^= bit
+
+
+def _far(slot: _Slot, count: int) -> int:
+    """Return how far to look in each shard for so many of the oldest blocks."""
+    if count >= slot.held:
+        return slot.held
+    if count >= _MANY:
+        return count // SLOT_SHARDS
+    each = count / SLOT_SHARDS
+    return max(SLOT_SHARDS, int(each + 3.0 * sqrt(each)))
 
 
 def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:

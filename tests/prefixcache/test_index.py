@@ -87,6 +87,36 @@ def test_a_long_lookup_asks_for_few_blocks():
     assert Counting.asked < 100
 
 
+def test_a_prompt_that_is_looked_up_again_is_told_of_every_change_between():
+    index, blocks = Index(), tuple(chain(list(range(10))))
+    found = [dict(index.match(blocks))]
+    changes = (
+        lambda: index.store("a", blocks[:4]),
+        lambda: index.hold("b", blocks[:6]),
+        lambda: index.remove("a", blocks[2:]),
+        lambda: index.clear("b"),
+        lambda: index.store("a", blocks),
+    )
+    for change in changes:
+        change()
+        found.append(dict(index.match(blocks)))
+        assert index.match(blocks) == found[-1]
+    expected = [{}, {"a": 4}, {"a": 4, "b": 6}, {"a": 2, "b": 6}, {"a": 2}, {"a": 10}]
+    assert found == expected
+    assert index.longest(blocks) == 10
+
+
+def test_of_many_blocks_those_that_were_not_used_for_long_are_the_oldest():
+    index, rng = Index(), random.Random(1)
+    blocks = chain([rng.getrandbits(64) for _ in range(10_000)])
+    index.store("a", blocks)
+    going = {block for block, _, _ in index.oldest("a", 400)}
+    assert len(going) == 400
+    assert len(going & set(blocks[:600])) >= 390
+    index.store("a", blocks[:600])
+    assert not {block for block, _, _ in index.oldest("a", 400)} & set(blocks[:600])
+
+
 def test_two_sources_of_one_endpoint_are_looked_up_as_one_and_forgotten_apart():
     index, blocks = Index(), chain(list(range(10)))
     index.hold("a", blocks[:4])
