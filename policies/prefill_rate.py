@@ -120,7 +120,8 @@ class PrefillRate:
             return
         own.learn(mark.ahead, min(max(0.0, now - mark.at), own.longest(mark.ahead)))
         if not own.since:
-            self._least = min(e.slope for e in self._endpoints.values() if e.slope)
+            slopes = (e.slope for e in self._endpoints.values() if e.slope)
+            self._least = min(slopes, default=0.0)  # none, while all prompts were wholly cached
         own.ahead = min(own.let_pass(now), own.placed - mark.placed)
 
     def rate(self, endpoint: str) -> float | None:

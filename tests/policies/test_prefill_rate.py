@@ -138,6 +138,17 @@ def test_a_single_stall_is_not_taken_for_slowness():
     assert after == pytest.approx(usual, rel=0.3)
 
 
+@pytest.mark.parametrize(("tokens", "took"), [(0, 0.1), (1000, 0.0)], ids=["cached", "at once"])
+def test_prompts_that_tell_no_rate_are_borne(tokens: int, took: float):
+    measured = PrefillRate()
+    for number in range(2 * LEAST):
+        mark = measured.placed("e", tokens, float(number))
+        measured.began("e", mark, number + took)
+    assert measured.rate("e") is None
+    assert measured.wait("e", 1000, 100.0) is None
+    assert measured.slowness("e") == 1.0
+
+
 @pytest.mark.parametrize(("rate", "slowness"), [(9_000.0, 1.0), (2_000.0, 3.33), (100.0, 8.0)])
 def test_an_endpoint_that_is_much_slower_than_the_fastest_is_known_for_it(
     rate: float, slowness: float
