@@ -66,7 +66,7 @@ class Run:
             rng=Random(seed),
             max_requests=100_000,
             max_bytes=1 << 40,
-            score=Confined(self._sticky, self._learned.owners.floods, share, NAMES),
+            score=Confined(self._sticky, self._learned.owners.floods, share, names=NAMES),
         )
         self._dispatcher.set_endpoints(EndpointView(name, "twin", limit=64) for name in NAMES)
         self._ends: list[tuple[float, int, Placement]] = []
