@@ -353,6 +353,7 @@ class Relay:
     def caller_ready(self) -> None:
         """See messages.Guest."""
         if self._attempt is not None and self._attempt.stream is not None:
+            self._attempt.last_bytes = self._app.now()  # the engine was not asked until now
             self._attempt.stream.resume()
 
     def drained(self) -> None:
