@@ -44,15 +44,14 @@ Span = tuple[str, int, int, int]
 class Body:
     """A JSON object as it came, with its top-level members."""
 
-    __slots__ = ("_spans", "members", "raw")
+    __slots__ = ("members", "raw", "spans")
 
     def __init__(
-        self, raw: bytes, members: Mapping[str, msgspec.Raw], spans: Sequence[Span] | None
+        self, raw: bytes, members: Mapping[str, msgspec.Raw], spans: Sequence[Span]
     ) -> None:
-        """`spans` is None where `_usual` says that they can be walked."""
         self.raw = raw
         self.members = members
-        self._spans = spans
+        self.spans = spans
 
     @property
     def names(self) -> Collection[str]:
@@ -76,7 +75,7 @@ class Body:
         """Return the body with members replaced, appended or dropped, the rest byte for byte."""
         if not replace and not drop:
             return self.raw
-        spans = _walk(self.raw, self.members) if self._spans is None else self._spans
+        spans = self.spans
         dropped = frozenset(drop)
         kept = [span for span in spans if span[0] not in dropped]
         if len(kept) != len(spans):
@@ -105,7 +104,8 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
         raise InvalidRequest(_syntax(raw, error)) from None
     if len(members) > MOST_MEMBERS:
         raise _too_many()
-    return Body(raw, members, None if _usual(raw, members) else _scan(raw, members, known))
+    spans = _walk(raw, members)
+    return Body(raw, members, _scan(raw, members, known) if spans is None else spans)
 
 
 def _too_many() -> InvalidRequest:
@@ -136,43 +136,29 @@ def _literals(keys: tuple[str, ...]) -> tuple[bytes, ...]:
     return tuple(b'"%b":' % key.encode() for key in keys)
 
 
-def _usual(raw: bytes, members: Mapping[str, msgspec.Raw]) -> bool:
-    """Tell whether a body is written in one of the two usual styles, each key once and unescaped.
+def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span] | None:
+    """Find the members of a body written in one of the two usual styles; None for any other.
 
     Every key and value is compared with the text where it should be. The parser keeps a repeated
-    key's first place and its last value, so a repeated or escaped key is told from the others.
+    key's first place and its last value, so a repeated or escaped key ends the walk.
     """
-    position, separator = 1, False
-    for literal, value in zip(_literals(tuple(members)), members.values(), strict=True):
-        if separator:
-            position += 2 if raw[position + 1] == _SPACE else 1
-        separator = True
-        at = position + len(literal)
-        if raw[position:at] != literal:
-            return False
-        if raw[at] == _SPACE:
-            at += 1
-        text = bytes(value)
-        position = at + len(text)
-        if raw[at:position] != text:
-            return False
-    return raw[0] == _BRACE and raw[position:] == b"}"
-
-
-def _walk(raw: bytes, members: Mapping[str, msgspec.Raw]) -> list[Span]:
-    """Find the members of a body of which `_usual` is true."""
     spans: list[Span] = []
     position = 1
     for literal, (key, value) in zip(_literals(tuple(members)), members.items(), strict=True):
         if spans:
             position += 2 if raw[position + 1] == _SPACE else 1
         at = position + len(literal)
+        if raw[position:at] != literal:
+            return None
         if raw[at] == _SPACE:
             at += 1
-        end = at + len(bytes(value))
+        text = bytes(value)
+        end = at + len(text)
+        if raw[at:end] != text:
+            return None
         spans.append((key, position, at, end))
         position = end
-    return spans
+    return spans if raw[0] == _BRACE and raw[position:] == b"}" else None
 
 
 def _scan(raw: bytes, members: Mapping[str, msgspec.Raw], known: frozenset[str]) -> list[Span]:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import pytest
@@ -454,3 +462,70 @@ def says(answer: bytes) -> Script:
 @pytest.fixture(scope="session")
 def kit(upstream: type[Upstream]) -> Kit:
     return Kit(upstream)
+
+
+ROOT = Path(__file__).parents[2]
+MARKED = re.compile(r"<!-- run -->\n```sh\n(.*?)```", re.DOTALL)
+
+
+class Page:
+    """A page of docs/ with an example of examples/, on other ports than the written ones."""
+
+    def __init__(self, page: str, example: str, written: tuple[int, ...]) -> None:
+        self.text = (ROOT / "docs" / page).read_text()
+        self.example = (ROOT / "examples" / example).read_text()
+        self.commands: list[str] = MARKED.findall(self.text)
+        """What is marked to be run, block by block."""
+        self.ports = dict(zip(written, free_ports(len(written)), strict=True))
+        self._name = example
+
+    def run(self, folder: Path, commands: list[str], *, limit_s: float) -> list[str]:
+        """Run commands beside the example; return what each printed."""
+        (folder / "examples").mkdir()
+        (folder / "examples" / self._name).write_text(self._moved(self.example))
+        # Whatever fails, what was started must go: it holds the pipes open.
+        script = "set -e\ntrap 'kill $(jobs -p); wait' EXIT\n" + "".join(
+            f"{self._moved(each)}\necho '=== block'\n" for each in commands
+        )
+        *told, _ = _bash(script, folder, limit_s).split("=== block\n")
+        return told
+
+    def _moved(self, text: str) -> str:
+        written = "|".join(map(str, self.ports))
+        return re.sub(written, lambda found: str(self.ports[int(found[0])]), text)
+
+
+@pytest.fixture
+def page() -> type[Page]:
+    return Page
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return found
+
+
+def _bash(script: str, folder: Path, limit_s: float) -> str:
+    binaries = str(Path(sys.executable).parent)
+    bash = shutil.which("bash")
+    assert bash is not None
+    process = subprocess.Popen(
+        [bash, "-m", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    assert process.returncode == 0, f"{out}\n{err[-3000:]}"
+    return out

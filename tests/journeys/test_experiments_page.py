@@ -3,56 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.gateway.config import load
 from forebay.policies.experiments.plan import GUARDRAILS
 
+if TYPE_CHECKING:
+    from tests.journeys.conftest import Page
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "experiments.md").read_text()
 EXAMPLE = (ROOT / "examples" / "experiments.yaml").read_text()
 
 
-def commands() -> list[str]:
-    return re.findall(r"<!-- run -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
-
-
-def two_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
 @pytest.mark.timeout(400)  # a dozen processes on a busy machine
-def test_the_commands_of_the_page_answer_its_three_questions(tmp_path: Path):
-    port, admin = two_ports()
-
-    def moved(text: str) -> str:
-        return text.replace("8080", str(port)).replace("8081", str(admin))
-
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "experiments.yaml").write_text(moved(EXAMPLE))
-    asked = [moved(block) for block in commands()]
+def test_the_commands_of_the_page_answer_its_three_questions(page: type[Page], tmp_path: Path):
+    experiments = page("experiments.md", "experiments.yaml", (8080, 8081))
+    admin = f"--admin http://127.0.0.1:{experiments.ports[8081]}"
     asked = [
-        re.sub(r"forebay ab (\S+ \S+)", rf"forebay ab \1 --admin http://127.0.0.1:{admin}", a)
-        for a in asked
+        re.sub(r"forebay ab (\S+ \S+)", rf"forebay ab \1 {admin}", each)
+        for each in experiments.commands
     ]
-    # Whatever fails, the gateway must go: it holds the pipes open.
-    script = "set -e\ntrap 'kill %1; wait %1' EXIT\n" + "\n".join(
-        f"{block}\necho '=== block'" for block in asked
-    )
-    told = run(script, tmp_path)
-    _, engines, quality, kernel, by_hand, _ = told.split("=== block\n")
+    told = experiments.run(tmp_path, asked, limit_s=380)
+    _, engines, quality, kernel, by_hand = told
     assert re.search(r"^engines \(pool chat\): promoted", engines, re.MULTILINE), engines
     assert "promote sglang: ttft: " in engines
     assert re.search(r"^kernel \(pool code\): rolled_back", kernel, re.MULTILINE), kernel
@@ -61,30 +38,6 @@ def test_the_commands_of_the_page_answer_its_three_questions(tmp_path: Path):
     assert phases == ["running", "paused", "running", "running", "rolled_back"]
     check_pages(tmp_path)
     assert quality == ""
-
-
-def run(script: str, folder: Path) -> str:
-    binaries = str(Path(sys.executable).parent)
-    env = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
-    bash = shutil.which("bash")
-    assert bash is not None
-    process = subprocess.Popen(
-        [bash, "-m", "-c", script],
-        cwd=folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=380)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    assert process.returncode == 0, f"{out}\n{err[-3000:]}"
-    return out
 
 
 def check_pages(folder: Path) -> None:
