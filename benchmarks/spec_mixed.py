@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic
 # ruff: noqa: ANN001, ANN201
 # (scripts; what is passed around is said where it is made)
 """What keeping requests from drafts that do not pay saves: mixed temperatures through the gateway.
