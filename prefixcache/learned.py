@@ -47,6 +47,9 @@ TTL_S = 3600.0
 _AHEAD = 256
 """Blocks that go beyond what must, at most, and one in so many: to find the oldest takes longer
 than to take them out."""
+_FORGETFUL_AHEAD = LEAST_BLOCKS // 2
+"""Where hits that did not happen have taken the capacity down to the least: what hardly anything is
+expected of would be searched for each prompt."""
 _SWEPT = 4096
 """Blocks that one step takes out at most: some milliseconds."""
 
@@ -345,7 +348,10 @@ class Learned:
         over = self._index.held(endpoint) - capacity
         if over <= 0:
             return
-        over = min(_SWEPT, over + min(_AHEAD, capacity // _AHEAD))
+        ahead = min(_AHEAD, capacity // _AHEAD)
+        if capacity <= LEAST_BLOCKS < self._mosts.get(endpoint, self._most):
+            ahead = _FORGETFUL_AHEAD
+        over = min(_SWEPT, over + ahead)
         if self.owners is not None:
             greedy = self.owners.greedy(endpoint, over, capacity)
             removed = self._index.remove(endpoint, greedy)

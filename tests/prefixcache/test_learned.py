@@ -57,6 +57,21 @@ def test_it_never_shrinks_below_the_least():
     assert learned.capacity("a") == LEAST_BLOCKS
 
 
+def test_at_the_least_half_goes_at_once_so_that_not_every_prompt_searches():
+    index = Index()
+    learned = Learned(index, capacity_blocks=1000)
+    for number in range(20):
+        learned.placed("a", chain(*range(100 * number, 100 * number + 10)))
+        learned.reported("a", predicted_tokens=640, cached_tokens=1)
+    held = list[int]()
+    for number in range(8):
+        learned.placed("a", chain(number, 5000 + number))
+        held.append(index.held("a"))
+    assert learned.capacity("a") == LEAST_BLOCKS
+    assert index.match(chain(7, 5007)) == {"a": 2}
+    assert LEAST_BLOCKS // 2 <= min(held) <= max(held) <= LEAST_BLOCKS
+
+
 def test_a_hit_that_happened_lets_it_grow_again():
     learned = Learned(Index(), capacity_blocks=1000)
     learned.placed("a", chain(*range(200)))
