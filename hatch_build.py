@@ -31,7 +31,7 @@ COMPILED = {
         "pools prefix prefix_names prefix_numbers prefix_placements prefix_source prefix_text "
         "preparation protocol reading relay routes sse stored time_limits upkeep wire"
     ),
-    "gateway/dialects": "by_route",
+    "gateway/dialects": "anthropic base by_route only_usage openai responses",
     "gateway/quota": "ledger local memory tariff",
     "gateway/telemetry": "access_log codes histogram metrics observer",
     "policies": (

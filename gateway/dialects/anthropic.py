@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from .base import UNREADABLE, Usage, encode, error_of, learn
+from .base import error_of, learn
+from .shapes import UNREADABLE, encode, read_message, read_message_event
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
 
     from .base import Seen
 
-
-class _Delta(msgspec.Struct):
-    stop_reason: str | None = None
-
-
-class _Message(msgspec.Struct):
-    id: Any = None
-    content: Any = None
-    usage: Usage | None = None
-    stop_reason: str | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str | None = None
-    message: _Message | None = None
-    delta: _Delta | None = None
-    usage: Usage | None = None
-
-
-_message = msgspec.json.Decoder(_Message).decode
-_event = msgspec.json.Decoder(_Event).decode
 
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -61,7 +39,7 @@ class Anthropic:
     def look(self, event: bytes, data: bytes, seen: Seen) -> None:
         """See `Dialect.look`."""
         try:
-            read = _event(data)
+            read = read_message_event(data)
         except UNREADABLE:
             seen.error |= event == b"error"
             return
@@ -82,7 +60,7 @@ class Anthropic:
     def read(self, answer: bytes, seen: Seen) -> None:
         """See `Dialect.read`."""
         try:
-            message = _message(answer)
+            message = read_message(answer)
         except UNREADABLE:
             return
         if message.usage is not None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
+from .shapes import UNREADABLE, read_error
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
 
-encode = msgspec.json.encode
-UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""What reading an answer raises: it is no JSON, of another shape, or nested too deeply."""
+    from .shapes import ErrorBody, Usage
 
 
 class Seen:
@@ -70,37 +68,10 @@ class Dialect(Protocol):
         ...
 
 
-class ErrorBody(msgspec.Struct):
-    """What both shapes of an error's body have; `type` is Anthropic's."""
-
-    error: dict[str, Any]
-    type: str | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """Usage in any of the three shapes: their names overlap, and mean the same where they do."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
-_decode_error = msgspec.json.Decoder(ErrorBody).decode
-
-
 def error_of(body: bytes) -> ErrorBody | None:
     """Return the error that a body says; None when it is no error's body."""
     try:
-        return _decode_error(body)
+        return read_error(body)
     except UNREADABLE:
         return None
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from .base import UNREADABLE
-
-
-class _Bare(msgspec.Struct):
-    choices: list[Any] | None = None
-    usage: dict[str, Any] | None = None
-
-
-_bare = msgspec.json.Decoder(_Bare).decode
+from .shapes import UNREADABLE, read_bare
 
 
 def only_usage(data: bytes) -> bool:
     """Whether this is the event that exists only because usage was asked for."""
     try:
-        read = _bare(data)
+        read = read_bare(data)
     except UNREADABLE:
         return False
     return read.choices == [] and read.usage is not None

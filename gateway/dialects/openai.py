@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from .base import UNREADABLE, Usage, encode, error_of, learn
+from .base import error_of, learn
+from .shapes import UNREADABLE, encode, read_chunk
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
 
     from .base import Seen
-
-
-class _Delta(msgspec.Struct):
-    content: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    refusal: Any = None
-    tool_calls: Any = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    message: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    id: Any = None
-    choices: list[_Choice] | None = None
-    usage: Usage | None = None
-    error: Any = None
-    object: Any = None
-    type: Any = None
-    delta: Any = None
-
-
-_chunk = msgspec.json.Decoder(_Chunk).decode
+    from .shapes import Delta
 
 
 class OpenAI:
@@ -61,7 +33,7 @@ class OpenAI:
             seen.done = True
             return
         try:
-            chunk = _chunk(data)
+            chunk = read_chunk(data)
         except UNREADABLE:
             seen.error |= event == b"error"
             return
@@ -79,7 +51,7 @@ class OpenAI:
     def read(self, answer: bytes, seen: Seen) -> None:
         """See `Dialect.read`."""
         try:
-            chunk = _chunk(answer)
+            chunk = read_chunk(answer)
         except UNREADABLE:
             return
         if isinstance(chunk.id, str):
@@ -103,7 +75,7 @@ class OpenAI:
         return b"data: %b\n\n" % encode({"error": openai_error(error)})
 
 
-def _speaks(delta: _Delta | None) -> bool:
+def _speaks(delta: Delta | None) -> bool:
     return delta is not None and bool(
         delta.content
         or delta.reasoning

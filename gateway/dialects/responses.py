@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from .base import UNREADABLE, Usage, encode, error_of, learn
+from .base import error_of, learn
 from .openai import openai_error
+from .shapes import UNREADABLE, encode, read_response, read_response_event
 
 if TYPE_CHECKING:
     from forebay.policies.contracts import ForebayError
 
     from .base import Seen
-
-
-class _Response(msgspec.Struct):
-    id: Any = None
-    status: str | None = None
-    output: Any = None
-    usage: Usage | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str | None = None
-    response: _Response | None = None
-
-
-_response = msgspec.json.Decoder(_Response).decode
-_event = msgspec.json.Decoder(_Event).decode
+    from .shapes import Response
 
 
 class Responses:
@@ -49,7 +33,7 @@ class Responses:
         if data == b"[DONE]":
             return
         try:
-            read = _event(data)
+            read = read_response_event(data)
         except UNREADABLE:
             seen.error |= event == b"error"
             return
@@ -67,7 +51,7 @@ class Responses:
     def read(self, answer: bytes, seen: Seen) -> None:
         """See `Dialect.read`."""
         try:
-            response = _response(answer)
+            response = read_response(answer)
         except UNREADABLE:
             return
         seen.finish_reason = response.status or ""
@@ -75,7 +59,7 @@ class Responses:
         self._take(response, seen)
 
     @staticmethod
-    def _take(response: _Response, seen: Seen) -> None:
+    def _take(response: Response, seen: Seen) -> None:
         if isinstance(response.id, str):
             seen.id = response.id
         if response.usage is not None:
