@@ -35,7 +35,7 @@ NOT_OURS.append(_DEEP)  # deeper than the parser's stack
 
 def learnt(seen: Seen) -> dict[str, Any]:
     """Return what was learnt, less what was not."""
-    found = {name: getattr(seen, name) for name in seen.__slots__}
+    found = {name: getattr(seen, name) for name in dir(seen) if name[0] != "_"}
     return {name: value for name, value in found.items() if value not in (None, False, "")}
 
 

@@ -95,7 +95,7 @@ def scan(scanner: Scanner, *parts: bytes) -> bytes:
 
 def learnt(scanner: Scanner) -> dict[str, Any]:
     seen = scanner.seen
-    return {name: getattr(seen, name) for name in seen.__slots__}
+    return {name: getattr(seen, name) for name in dir(seen) if name[0] != "_"}
 
 
 def without_usage(pieces: list[Piece]) -> bytes:
