@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from .copies import Copy
     from .dialects import Dialect
+    from .intake import Inbound
     from .telemetry.histogram import Histogram
 
 
@@ -109,3 +110,12 @@ class CopiedEvents(Events):
         data = super().pass_on(data, now)
         self._copy.add(data)
         return data
+
+
+def events_of(inbound: Inbound, dialect: Dialect, outcome: Outcome) -> Events:
+    """Return who relays the events of one attempt."""
+    itl, strip = inbound.pool.itl, inbound.strip_usage
+    if inbound.copy is None:
+        return Events(dialect, outcome, itl, strip_usage=strip)
+    inbound.copy.clear()  # of an attempt that failed
+    return CopiedEvents(dialect, outcome, itl, strip_usage=strip, copy=inbound.copy)

@@ -9,6 +9,7 @@ from .failing import retry_after
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.adapters.base import Headers
     from forebay.policies.contracts import ForebayError, Outcome
 
     from .intake import Inbound
@@ -46,3 +47,11 @@ def _debug_headers(inbound: Inbound, outcome: Outcome) -> Iterator[tuple[bytes, 
         yield b"x-forebay-arm", f"{inbound.trial.trial.name}/{inbound.trial.arm}".encode()
     if outcome.moved:
         yield b"x-forebay-moved", outcome.moved.encode()
+
+
+def media_type(headers: Headers) -> bytes:
+    """Return an answer's `Content-Type`; where the engine says none, that it is just bytes."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value
+    return b"application/octet-stream"

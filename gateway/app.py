@@ -233,7 +233,7 @@ class App:
             self.turn_away(error, message, responder)
             return None
         if not lease.pending:
-            relay.begin(self.now())
+            relay.granted()
         return relay
 
     def named(

@@ -14,7 +14,8 @@ from forebay.adapters.base import Verdict
 from forebay.policies.contracts import EngineFailed, EngineRefused, Finish, ForebayError, NotSent
 from forebay.policies.experiments.answers import is_repeated
 
-from .answer import CopiedEvents, Events, Held
+from .answer import Events, Held, events_of
+from .answer_head import media_type
 from .dialects import Seen
 from .experiments.reading import said_in
 from .failing import engines_retry_after, final
@@ -174,41 +175,49 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         """Decide what is done with the bytes that follow."""
+        try:
+            self._begin(status, headers)
+        except Exception as error:  # noqa: BLE001 - see on_data
+            self._relay.broke(error)
+
+    def _begin(self, status: int, headers: Headers) -> None:
         self.last_bytes = self._app.now()
         self._status = status
-        self._type = content_type = _content_type(headers)
+        self._type = media = media_type(headers)
         if not 200 <= status < 300:
             self._kind = _ERROR
             self._retry_after = engines_retry_after(headers)
             self._relay.holding(self)
-        elif content_type.startswith(b"text/event-stream"):
+        elif media.startswith(b"text/event-stream"):
             self._kind = _EVENTS
-            self.events = self._read_events(self._inbound)
+            self.events = events_of(self._inbound, self._dialect, self._relay.outcome)
         else:
             self._kind = _HELD
             self._relay.holding(self)
 
-    def _read_events(self, inbound: Inbound) -> Events:
-        outcome, itl, strip = self._relay.outcome, inbound.pool.itl, inbound.strip_usage
-        if inbound.copy is None:
-            return Events(self._dialect, outcome, itl, strip_usage=strip)
-        inbound.copy.clear()  # of an attempt that failed
-        return CopiedEvents(self._dialect, outcome, itl, strip_usage=strip, copy=inbound.copy)
-
     def on_data(self, data: bytes) -> None:
         """Relay, hold, or gather what came."""
-        if self._kind is _EVENTS:
-            self._relay_events(data)
-        elif self._kind is _RAW:
-            self.last_bytes = self._app.now()
-            self._relay.outcome.bytes_out += len(data)
-            self._responder.write(data)
-        else:
-            self._hold(data)
+        try:
+            if self._kind is _EVENTS:
+                self._relay_events(data)
+            elif self._kind is _RAW:
+                self.last_bytes = self._app.now()
+                self._relay.outcome.bytes_out += len(data)
+                self._responder.write(data)
+            else:
+                self._hold(data)
+        except Exception as error:  # noqa: BLE001 - no engine's fault, and this caller's alone
+            self._relay.broke(error)
 
     def on_end(self) -> None:
         """Finish the answer, or find out that it is none."""
         self.stream = None
+        try:
+            self._end()
+        except Exception as error:  # noqa: BLE001 - see on_data
+            self._relay.broke(error)
+
+    def _end(self) -> None:
         kind = self._kind
         if kind is _EVENTS:
             self._end_events()
@@ -223,6 +232,12 @@ class Attempt:
 
     def on_failure(self, error: EngineFailed) -> None:
         """Say that nothing came of it, or that the answer broke off."""
+        try:
+            self._fail(error)
+        except Exception as fault:  # noqa: BLE001 - see on_data
+            self._relay.broke(fault)
+
+    def _fail(self, error: EngineFailed) -> None:
         sent = self.sent
         self.stream = None
         if isinstance(error, NotSent):
@@ -379,10 +394,3 @@ class Attempt:
         if self._inbound.places and is_too_long(read.message) and self._relay.leave(TOO_LONG):
             return
         self._relay.answer_error(error, body=body if shaped else None, finish=Finish.REJECTED)
-
-
-def _content_type(headers: Headers) -> bytes:
-    for name, value in headers:
-        if name == b"content-type":
-            return value
-    return b"application/octet-stream"

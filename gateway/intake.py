@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.adapters.registry import CONTROL_FIELDS
-from forebay.policies.contracts import Forbidden, InvalidRequest, Route
+from forebay.policies.contracts import Forbidden, InvalidRequest, Outcome, Route
 
 from . import multipart, wire
 
@@ -233,3 +233,21 @@ def _prompts(body: AnyBody) -> int:
         return max(1, inner.count(b"[") if inner.startswith(b"[") else inner.count(b'"') // 2)
     listed = body.get("prompt")
     return 1 if not listed or isinstance(listed[0], int) else len(listed)
+
+
+def outcome_of(inbound: Inbound) -> Outcome:
+    """Return what is known of a call's outcome before it has begun."""
+    request = inbound.request
+    return Outcome(
+        request_id=request.id,
+        pool=request.pool,
+        route=request.route,
+        tenant=request.tenant,
+        model=inbound.model,
+        stream=request.stream,
+        received=request.arrived,
+        bytes_in=request.body_bytes,
+        sla=request.sla,
+        predicted_tokens=request.output_tokens_estimate if inbound.pool.predicts else 0,
+        trace=inbound.trace.traceparent,
+    )

@@ -234,6 +234,19 @@ class Pool:
     def release(self, placement: Placement, now: float, outcome: Outcome | None = None) -> None:
         """Give a place back and start whoever is next; without an outcome it is tried again."""
         cost: float | None = 0.0
+        try:
+            cost = self._learn(placement, now, outcome)
+        finally:  # a place that is not given back is lost for good
+            if self.recallable is not None:
+                self.recallable.pop(placement.request.id, None)
+            freed = self.dispatcher.release(placement, now, cost)
+            self._tell_others(now)
+            if freed:
+                self.start(freed, now)
+
+    def _learn(self, placement: Placement, now: float, outcome: Outcome | None) -> float | None:
+        """Learn from how a request ended; return what it cost, None for what was estimated."""
+        cost: float | None = 0.0
         if self.prefix is not None:
             self.prefix.released(placement, outcome, now)
         if outcome is not None:
@@ -245,12 +258,7 @@ class Pool:
                 self.speculation.ended(placement, outcome, speculative=drafting)
             if moved and endpoint is not None and window is not None:
                 endpoint.view.limit = window.limit
-        if self.recallable is not None:
-            self.recallable.pop(placement.request.id, None)
-        freed = self.dispatcher.release(placement, now, cost)
-        self._tell_others(now)
-        if freed:
-            self.start(freed, now)
+        return cost
 
     def wake(self, now: float) -> None:
         """Tell the dispatcher that something about the endpoints has changed."""

@@ -259,7 +259,10 @@ class Process:
         for pool in self._assembly.pools.values():
             pool.tick(now)
         for relay in tuple(self.app.active):
-            relay.check(now)
+            try:
+                relay.check(now)
+            except Exception as error:  # noqa: BLE001 - the others are still to be looked at
+                relay.broke(error)
 
     def snapshot(self) -> Snapshot:
         """Return what the gateway is now; for the loop's thread."""

@@ -13,17 +13,15 @@ place, `failed`, and only while nothing has gone to the caller.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from forebay.adapters.base import Verdict
 from forebay.policies.contracts import (
     DeadlineExpired,
-    EngineFailed,
-    EngineUnreachable,
     Finish,
     ForebayError,
     InvalidRequest,
-    Outcome,
     Rejected,
 )
 from forebay.scheduler.lifecycle import Event, State, advance
@@ -33,19 +31,18 @@ from .answer_head import answer_head
 from .attempt import Attempt
 from .dialects import dialect_of
 from .failing import final, last_event, not_started, shutting_down, told
+from .intake import outcome_of
 from .places import (
     ROLLED_BACK,
     SATURATED,
-    STALLED,
     UNHEALTHY,
     moved_to,
     next_place,
     reason_of,
 )
-from .time_limits import hold_stream, is_long_connecting, is_stalled
+from .time_limits import hold_start, hold_stream
 
 if TYPE_CHECKING:
-    from forebay.gateway.config.sections import Timeouts
     from forebay.policies.contracts import Placement, Request
 
     from .app import App
@@ -53,6 +50,8 @@ if TYPE_CHECKING:
     from .messages import Responder
     from .meter import Lease
     from .trials import Assigned
+
+logger = logging.getLogger(__name__)
 
 _JSON = b"application/json"
 # Reading an enum's member costs 0.1 us in Python 3.11, and a call reads thirty of them.
@@ -90,20 +89,8 @@ class Relay:
         """The one that is being made; None while it waits."""
         self._settled = False
         self.lease: Lease
-        self.request = request = inbound.request
-        self.outcome = Outcome(
-            request_id=request.id,
-            pool=request.pool,
-            route=request.route,
-            tenant=request.tenant,
-            model=inbound.model,
-            stream=request.stream,
-            received=request.arrived,
-            bytes_in=request.body_bytes,
-            sla=request.sla,
-            predicted_tokens=request.output_tokens_estimate if inbound.pool.predicts else 0,
-            trace=inbound.trace.traceparent,
-        )
+        self.request = inbound.request
+        self.outcome = outcome_of(inbound)
 
     @property
     def trial(self) -> Assigned | None:
@@ -112,16 +99,15 @@ class Relay:
 
     # -- the way down ----------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
-        """Queue the call, or send it on at once."""
-        pool = self._inbound.pool
-        pool.budget.request(now)
-        self._app.active.add(self)
-        self._submit(self.request, now)
-
     def granted(self) -> None:
-        """See meter.Asking."""
-        self.begin(self._app.now())
+        """Queue the call, or send it on at once."""
+        now = self._app.now()
+        try:
+            self._inbound.pool.budget.request(now)
+            self._app.active.add(self)
+            self._submit(self.request, now)
+        except Exception as error:  # noqa: BLE001 - a place or a lease may be held already
+            self.broke(error)
 
     def _submit(self, request: Request, now: float) -> None:
         self.request = request
@@ -129,7 +115,7 @@ class Relay:
             self._inbound.pool.submit(self, request, now)
         except Rejected as error:
             if not (self._inbound.places and self._move(reason_of(error), now)):
-                self._reject(error)
+                self.reject(error)
 
     @property
     def inbound(self) -> Inbound:
@@ -147,7 +133,10 @@ class Relay:
             self._state = advance(self._state, _QUEUE)
 
     def placed(self, placement: Placement, now: float) -> None:
-        """Send the call to the endpoint that was chosen for it."""
+        """Send the call to the endpoint that was chosen for it. Raises nothing.
+
+        Others may be next in line, and whose fault it was would not be told to them.
+        """
         self._state = advance(self._state, _PLACE)
         inbound, outcome = self._inbound, self.outcome
         outcome.endpoint = placement.endpoint
@@ -171,10 +160,12 @@ class Relay:
             attempt.open()
         except InvalidRequest as error:
             self.failed(attempt, Verdict.MISSING_ROUTE, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's alone
+            self.broke(error)
 
     def expired(self, now: float) -> None:
         """Give up waiting: the deadline has come and nothing could be placed."""
-        self._reject(not_started(self.request.pool, now - self.request.arrived))
+        self.reject(not_started(self.request.pool, now - self.request.arrived))
 
     def recalled(self) -> None:
         """Wait again: a higher class got the place, and no byte of the answer had come."""
@@ -188,12 +179,12 @@ class Relay:
     def refused(self, error: Rejected) -> None:
         """See meter.Asking. Says nothing of a pool or an arm: the limit is the tenant's own."""
         self._inbound.trial = None
-        self._reject(error)
+        self.reject(error)
 
     def ousted(self, error: Rejected) -> None:
         """Give up waiting: displaced, too late to start, or a reload took away what it is for."""
         if not (self._inbound.places and self._move(reason_of(error), self._app.now())):
-            self._reject(error)
+            self.reject(error)
 
     # -- what an attempt tells -------------------------------------------------------------------
 
@@ -294,7 +285,8 @@ class Relay:
         if self._state is _QUEUED or (running and self._state in _UNSEEN):
             self.leave(ROLLED_BACK)
 
-    def _reject(self, error: Rejected) -> None:
+    def reject(self, error: Rejected) -> None:
+        """Answer that the call is not begun, or not any more."""
         finish = Finish.TIMEOUT if isinstance(error, DeadlineExpired) else Finish.REJECTED
         self.answer_error(error, finish=finish)
 
@@ -323,22 +315,7 @@ class Relay:
         if self._state is _STREAMING:
             hold_stream(attempt, limits, now, slow=self._responder.slow)
         else:
-            self._check_start(attempt, now, limits)
-
-    def _check_start(self, attempt: Attempt, now: float, limits: Timeouts) -> None:
-        """Hold the call to the limits that count until its first byte."""
-        if now > self.request.deadline:
-            waited = now - self.request.arrived
-            self._reject(DeadlineExpired(f"no answer had begun after {waited:.1f} s"))
-        elif is_long_connecting(attempt, self._inbound, self.request, now):
-            error = EngineUnreachable(f"no connection within {limits.connect:g} s")
-            self.failed(attempt, Verdict.BROKEN, error)
-        elif is_stalled(attempt, self._inbound, self.request, now) and self.leave(STALLED):
-            return
-        elif now - attempt.last_bytes > limits.first_byte:
-            text = f"the engine sent nothing for {limits.first_byte:g} s"
-            silent = EngineFailed(text, status=504)
-            self.failed(attempt, Verdict.BROKEN, silent, sent=True)
+            hold_start(self, attempt, limits, now)
 
     def caller_left(self) -> None:
         """Stop the engine and settle: nobody is there any more."""
@@ -358,18 +335,30 @@ class Relay:
 
     def drained(self) -> None:
         """End what the drain limit has left."""
-        self._stop(shutting_down())
+        self._stop(shutting_down(), Finish.DRAINED)
 
     def revoked(self, error: Rejected) -> None:
         """See meter.Asking."""
-        self._stop(error)
+        self._stop(error, Finish.DRAINED)
 
-    def _stop(self, error: ForebayError) -> None:
+    def broke(self, error: Exception) -> None:
+        """End what a fault of the gateway's own has cut short: never silently, never half."""
+        logger.error("request failed", exc_info=error)
+        if self._settled:
+            return
+        try:
+            self._stop(ForebayError("the gateway failed"), Finish.ENGINE_ERROR)
+        except Exception:
+            logger.exception("request failed, and so did its error")
+            self._responder.abort()
+            self.settle(Finish.ENGINE_ERROR)
+
+    def _stop(self, error: ForebayError, finish: Finish) -> None:
         if self._state is _STREAMING and self._attempt is not None:
             self._attempt.stop()
-            self._attempt.end_with(error, Finish.DRAINED)
+            self._attempt.end_with(error, finish)
         else:
-            self.answer_error(error, finish=Finish.DRAINED)
+            self.answer_error(error, finish=finish)
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -391,15 +380,24 @@ class Relay:
         if self._state is _QUEUED:
             pool.waiting.pop(self.request.id, None)
             pool.dispatcher.leave(self.request)
-        self._state = advance(self._state, last_event(self._state, finish))
         outcome.finish, outcome.ended = finish, now
-        seen = None
-        if attempt is not None:
-            attempt.close()
-            seen = attempt.told(outcome)
-        outcome.empty = finish is Finish.COMPLETED and seen is not None and not seen.token
-        self.lease.settle(outcome)
+        try:
+            self._state = advance(self._state, last_event(self._state, finish))
+            self._account(attempt)
+        finally:  # a place that is not given back is lost for good
+            self._app.active.discard(self)
+            if attempt is not None:
+                pool.release(attempt.placement, now, outcome)
+
+    def _account(self, attempt: Attempt | None) -> None:
+        """Settle the lease, and tell of the outcome."""
+        outcome, seen = self.outcome, None
+        try:
+            if attempt is not None:
+                attempt.close()
+                seen = attempt.told(outcome)
+            completed = outcome.finish is Finish.COMPLETED
+            outcome.empty = completed and seen is not None and not seen.token
+        finally:
+            self.lease.settle(outcome)
         self._app.settled(self._inbound, outcome, seen)
-        self._app.active.discard(self)
-        if attempt is not None:
-            pool.release(attempt.placement, now, outcome)

@@ -1,16 +1,18 @@
 """Which of a call's time limits is over; looked at a few times a second, and late by as much.
 
-Until its first byte a call may be begun anew, so `relay` acts on what is found here. What streams
-can only go on or be broken off, which is done here.
+Until its first byte a call may be begun anew, which its relay decides. What streams can only go on
+or be broken off.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import EngineFailed
+from forebay.adapters.base import Verdict
+from forebay.policies.contracts import DeadlineExpired, EngineFailed, EngineUnreachable
 
 from .attempt import COMMENT_AFTER
+from .places import STALLED
 
 if TYPE_CHECKING:
     from forebay.gateway.config.sections import Timeouts
@@ -18,11 +20,28 @@ if TYPE_CHECKING:
 
     from .attempt import Attempt
     from .intake import Inbound
+    from .relay import Relay
 
 _SHORT_BODY = 64 << 10
 
 
-def is_long_connecting(attempt: Attempt, inbound: Inbound, request: Request, now: float) -> bool:
+def hold_start(relay: Relay, attempt: Attempt, limits: Timeouts, now: float) -> None:
+    """Hold a call to the limits that count until its first byte."""
+    inbound, request = relay.inbound, relay.request
+    if now > request.deadline:
+        text = f"no answer had begun after {now - request.arrived:.1f} s"
+        relay.reject(DeadlineExpired(text))
+    elif _is_long_connecting(attempt, inbound, request, now):
+        error = EngineUnreachable(f"no connection within {limits.connect:g} s")
+        relay.failed(attempt, Verdict.BROKEN, error)
+    elif _is_stalled(attempt, inbound, request, now) and relay.leave(STALLED):
+        return
+    elif now - attempt.last_bytes > limits.first_byte:
+        silent = EngineFailed(f"the engine sent nothing for {limits.first_byte:g} s", status=504)
+        relay.failed(attempt, Verdict.BROKEN, silent, sent=True)
+
+
+def _is_long_connecting(attempt: Attempt, inbound: Inbound, request: Request, now: float) -> bool:
     """Tell whether a class's own time to connect is over; the pool's is kept by its connections.
 
     A long body may be under way when it looks as if nothing was sent: those are left to the pool's
@@ -38,7 +57,7 @@ def is_long_connecting(attempt: Attempt, inbound: Inbound, request: Request, now
     )
 
 
-def is_stalled(attempt: Attempt, inbound: Inbound, request: Request, now: float) -> bool:
+def _is_stalled(attempt: Attempt, inbound: Inbound, request: Request, now: float) -> bool:
     """Tell whether a stream in an arm on trial has had no byte for too long."""
     trial = inbound.trial
     return (

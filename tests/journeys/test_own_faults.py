@@ -1,0 +1,195 @@
+"""What becomes of a request when the gateway itself has a fault: an error, and nothing is held."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forebay.adapters.openai import OpenAI
+from forebay.policies.contracts import Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Peer
+    from tests.journeys.conftest import Answer, Gateway, Go, Kit
+
+OK: dict[str, Any] = {"id": "c", "object": "chat.completion", "choices": []}
+
+
+class Faulty(OpenAI):
+    """An adapter with a bug."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def translate(self, call: Any) -> Any:
+        if self.where == "translate":
+            raise KeyError("translate")
+        translation = super().translate(call)
+        if self.where == "answer":
+            translation.answer = self.rewrite
+        return translation
+
+    def rewrite(self, _body: bytes) -> bytes:
+        raise RuntimeError("answer")
+
+    def read_error(self, *_: Any) -> Any:
+        raise TypeError("read_error")
+
+
+class Once:
+    """A clock that fails once when it is told to."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.failing = False
+
+    def __call__(self) -> float:
+        if self.failing:
+            self.failing = False
+            raise ZeroDivisionError("clock")
+        return self.clock()
+
+
+class Deaf:
+    """An observer with a bug."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def settled(self, *_: Any) -> None:
+        raise OSError("settled")
+
+
+def assert_told(gateway: Gateway, answer: Answer, fault: str) -> None:
+    assert answer.status == 500
+    assert answer.json["error"]["message"] == "the gateway failed"
+    assert [(o.finish, o.status) for o in gateway.outcomes] == [(Finish.ENGINE_ERROR, 500)]
+    (line,) = gateway.records.errors
+    assert fault in line
+
+
+@pytest.mark.parametrize(("where", "status"), [("translate", 200), ("answer", 200), ("read", 400)])
+def test_a_fault_while_an_answer_is_fetched_is_a_500(go: Go, kit: Kit, where: str, status: int):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole(OK, status=status)) as engine,
+            kit.running(kit.config([engine.section()]), errors=True) as gateway,
+        ):
+            gateway.pool.endpoints["e0"].adapter = Faulty(where)
+            answer = await gateway.ask(kit.post(kit.chat()))
+            assert_told(gateway, answer, where)
+            await gateway.quiet()
+            assert gateway.pool.endpoints["e0"].view.usable
+
+    go(main())
+
+
+def test_a_fault_in_a_stream_ends_it_with_an_error_event(go: Go, kit: Kit):
+    async def main() -> None:
+        more = asyncio.Event()
+
+        async def script(peer: Peer, _request: bytes, _number: int) -> None:
+            peer.send(kit.events_head() + kit.chunk(kit.delta("one")))
+            await more.wait()
+            peer.send(kit.chunk(kit.delta("two")))
+            await peer.request()
+
+        async with (
+            kit.engine(script) as engine,
+            kit.running(kit.config([engine.section()]), errors=True) as gateway,
+            await gateway.caller() as caller,
+        ):
+            caller.send(kit.post(kit.chat(stream=True)))
+            assert (await caller.head())[0] == 200
+            assert await caller.chunk() == kit.delta("one")
+            gateway.app.now = clock = Once(gateway.app.now)
+            clock.failing = True
+            more.set()
+            last = await caller.chunk()
+            assert b"the gateway failed" in last
+            assert b"two" not in last
+            assert await caller.chunk() == b""
+            await kit.until(lambda: engine.left)
+            assert [o.finish for o in gateway.outcomes] == [Finish.ENGINE_ERROR]
+            assert len(gateway.records.errors) == 1
+
+    go(main())
+
+
+def test_a_fault_of_whoever_takes_note_holds_no_place(go: Go, kit: Kit):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole(OK)) as engine,
+            kit.running(kit.config([engine.section(max_in_flight=1)]), errors=True) as gateway,
+        ):
+            gateway.app.observer = Deaf(gateway.app.observer)  # type: ignore[assignment] - a seam
+            for _ in range(3):
+                assert (await gateway.ask(kit.post(kit.chat()))).json == OK
+            await gateway.quiet()
+            assert ["settled" in line for line in gateway.records.errors] == [True] * 3
+
+    go(main())
+
+
+def test_a_fault_in_one_call_leaves_the_next_in_line_its_place(go: Go, kit: Kit):
+    async def main() -> None:
+        free = asyncio.Event()
+
+        async def slow(peer: Peer, _request: bytes, number: int) -> None:
+            if number == 0:
+                await free.wait()
+            peer.send(kit.whole(OK))
+
+        class Second(Faulty):
+            asked = 0
+
+            def translate(self, call: Any) -> Any:
+                self.asked += 1
+                self.where = "translate" if self.asked == 1 else ""
+                return super().translate(call)
+
+        async with (
+            kit.engine(slow) as engine,
+            kit.running(kit.config([engine.section(max_in_flight=1)]), errors=True) as gateway,
+        ):
+            callers = [await gateway.caller() for _ in range(3)]
+            callers[0].send(kit.post(kit.chat()))
+            await kit.until(lambda: engine.requests)
+            gateway.pool.endpoints["e0"].adapter = Second("")
+            for caller in callers[1:]:
+                caller.send(kit.post(kit.chat()))
+            await kit.until(lambda: gateway.pool.dispatcher.queued == 2)
+            free.set()
+            answers = [await caller.answer() for caller in callers]
+            assert [answer.status for answer in answers] == [200, 500, 200]
+            for caller in callers:
+                caller.leave()
+            await gateway.quiet()
+
+    go(main())
+
+
+def test_a_fault_while_one_is_held_to_its_limits_leaves_the_others_held(go: Go, kit: Kit):
+    async def main() -> None:
+        async def silent(peer: Peer, _request: bytes, _number: int) -> None:
+            await peer.request()
+
+        pool = {"timeouts": {"first_byte": 0.05}, "retry": {"attempts": 0}}
+        async with (
+            kit.engine(silent) as engine,
+            kit.running(kit.config([engine.section()], pool=pool), errors=True) as gateway,
+        ):
+            gateway.app.observer = Deaf(gateway.app.observer)  # type: ignore[assignment] - a seam
+            answers = await asyncio.gather(*(gateway.ask(kit.post(kit.chat())) for _ in range(3)))
+            assert [answer.status for answer in answers] == [504] * 3
+            await gateway.quiet()
+            assert ["settled" in line for line in gateway.records.errors] == [True] * 3
+
+    go(main())
