@@ -3,10 +3,12 @@
 Theory of operation. The order of a work-conserving queue does not change when how much work is
 done. So the moment at which a request would have started first come, first served is known while
 another order rules: when as much work has left the queue as had come before it. `Pace` keeps that
-account, and with it the longest such wait of late. A request that has waited longer than that is
-*late*. The oldest late request goes next while late ones got less than `share` of the work; the
-rest goes shortest first. So the bulk of the long requests pays little for what the short ones gain,
-and nobody's wait grows without end.
+account, and with it the longest such wait of late. It also looks ahead: who comes now would wait
+for all that waits, at the pace of late, and in a rush that is known before anybody has waited so
+long. A request that has waited longer than the longer of both is *late*. The oldest late request
+goes next while late ones got less than `share` of the work; the rest goes shortest first. So the
+bulk of the long requests pays little for what the short ones gain, and nobody's wait grows without
+end.
 
 The largest requests (the top `large` share of sizes) are late only at `patience` times that wait:
 they are few, each of them holds up many, and their own service outweighs the longer wait.
@@ -52,7 +54,19 @@ class Pace:
     Shared by the queues of a pool, so that one tenant's is held to what all would have waited.
     """
 
-    __slots__ = ("_above", "_came", "_counts", "_cut", "_left", "_longest", "_seen", "_turns")
+    __slots__ = (
+        "_above",
+        "_came",
+        "_counts",
+        "_cut",
+        "_done",
+        "_left",
+        "_longest",
+        "_seen",
+        "_since",
+        "_took",
+        "_turns",
+    )
 
     def __init__(self) -> None:
         self._turns: deque[tuple[float, float]] = deque()
@@ -66,9 +80,16 @@ class Pace:
         """From this bin on sizes are in the top share that was last asked for."""
         self._above = 0.0
         """How many were seen from there on."""
+        self._done = 0.0
+        """Work that left the queue of late."""
+        self._took = 0.0
+        """Seconds in which it did; those without anybody waiting do not count."""
+        self._since = 0.0
 
     def came(self, size: float, now: float) -> None:
         """Take in a request that waits from now on, the first time or again."""
+        if not self._turns:
+            self._since = now
         self._turns.append((self._came, now))
         self._came += size
         if self._seen >= _REMEMBER:
@@ -84,14 +105,22 @@ class Pace:
     def gone(self, size: float, now: float) -> None:
         """Take in that a request waits no longer."""
         self._left += size
+        self._done = self._done * _SPENT_FADES + size
+        self._took = self._took * _SPENT_FADES + now - self._since
+        self._since = now
         turns = self._turns
         while turns and turns[0][0] < self._left:
             wait = now - turns.popleft()[1]
             self._longest = max(wait, self._longest * _WAIT_FADES)
 
     def longest(self, now: float) -> float:
-        """Return the longest wait of late, first come, first served, in seconds."""
-        return max(self._longest, now - self._turns[0][1]) if self._turns else self._longest
+        """Return the longest wait of late and of those who wait now, first come, first served."""
+        if not self._turns:
+            return self._longest
+        longest = max(self._longest, now - self._turns[0][1])
+        if self._done:
+            longest = max(longest, (self._came - self._left) * self._took / self._done)
+        return longest
 
     def is_large(self, size: float, share: float) -> bool:
         """Tell whether a size is in the top share of those seen of late."""

@@ -29,6 +29,7 @@ _FILLS = 10
 _KV_USE = 0.9
 _SAMPLE = 3000
 _GOOD = 0.95
+_CLOSE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,25 @@ def enough_in_flight(trace: Sequence[TraceRequest], settings: Settings) -> int:
     """Return the least limit in flight with which the endpoints are as good as at their best.
 
     More would only move the queue into the engines, where nobody can put it in order. Starts at
-    `fitting_limit` and halves, over a sample of the trace.
+    `fitting_limit` and halves, over a sample of the trace, until it is too few; then halves the
+    difference, down to an eighth.
     """
     sample = trace[:: max(1, len(trace) // _SAMPLE)]
-    limit = fitting_limit(trace, settings.profile)
-    best, found = 0.0, limit
-    while limit:
-        made = replace(settings, max_in_flight=limit)
-        rate = measure_capacity(sample, made).requests_per_s
-        best = max(best, rate)
-        if rate < _GOOD * best:
-            break
-        found, limit = limit, limit // 2
-    return found
+
+    def rate(limit: int) -> float:
+        return measure_capacity(sample, replace(settings, max_in_flight=limit)).requests_per_s
+
+    enough = fitting_limit(trace, settings.profile)
+    best, too_few = rate(enough), 0
+    while enough - too_few > max(1, enough // _CLOSE):
+        limit = (enough + too_few) // 2
+        found = rate(limit)
+        best = max(best, found)
+        if found < _GOOD * best:
+            too_few = limit
+        else:
+            enough = limit
+    return enough
 
 
 def measure_capacity(

@@ -39,7 +39,10 @@ class Station:
         if self.due == inf:
             self._at = now
         elif self._ended is None and self._at < now:
-            self._catch_up(now)
+            if self.model.busy:
+                self._catch_up(now)
+            else:  # all of it has just ended, by rounding a little earlier than was foretold
+                self._at = now
         self.model.add(sequence)
 
     def abort(self, sequence: Sequence, now: float) -> None:

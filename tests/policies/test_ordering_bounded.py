@@ -51,8 +51,8 @@ def test_pace_knows_when_first_come_first_served_would_have_had_each() -> None:
     pace.gone(10.0, 9.0)
     pace.gone(10.0, 9.0)
 
-    # One left at 5: the first would have waited 5, and the second has waited 4 by now.
-    assert after_one == 5.0
+    # One left at 5, which took 5: who comes now would wait for two of those.
+    assert after_one == 10.0
     assert pace.longest(100.0) == pytest.approx(8.0, rel=1e-3)
 
 
@@ -65,7 +65,11 @@ def test_a_late_request_goes_before_shorter_ones_and_not_always() -> None:
     # With the first the work before its own is done; after it late ones have had their share.
     first = ordering.next(4.0, lambda _: True)
     assert first is not None
-    assert [first.sequence, *drain(ordering, 5.0)[:4]] == [1, 0, 2, 3, 4]
+    # That took 4 seconds, and nearly sixty times as much waits: until then nobody is late.
+    second = ordering.next(200.0, lambda _: True)
+    assert second is not None
+    taken = [first.sequence, second.sequence, *drain(ordering, 6000.0)[:4]]
+    assert taken == [1, 2, 0, 3, 4, 5]
 
 
 @pytest.mark.parametrize("seed", range(3))
