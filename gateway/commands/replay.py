@@ -75,6 +75,13 @@ def add(commands: Commands) -> None:
         help="each client is a tenant, or all are one; auto: one for ServeGen, whose clients are "
         "parts that the load is drawn from, else each",
     )
+    option(
+        "--reserve",
+        type=reserves,
+        default={},
+        metavar="TENANT+...:SHARE,...",
+        help="a share of the places kept for some tenants together, such as vip1+vip2:0.2",
+    )
     option("--json", action="store_true", help="print one JSON object")
     option("--plot", type=Path, metavar="FILE", help="write waits over load as an SVG picture")
     parser.set_defaults(run=run)
@@ -168,6 +175,20 @@ def classes(text: str) -> list[tuple[str, float, float]]:
         if not name or len(numbers) != 2:
             raise argparse.ArgumentTypeError(f"'{part}' is no class such as batch:300:0.7")
         found.append((name, seconds(numbers[0]), seconds(numbers[1])))
+    return found
+
+
+def reserves(text: str) -> dict[str, float]:
+    """Return shares of the places by the names of their tenants, joined by +."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.rpartition(":")
+        try:
+            found[name] = float(share)
+        except ValueError:
+            found[name] = 0.0
+        if not all(name.split("+")) or not 0 < found[name] <= 1:
+            raise argparse.ArgumentTypeError(f"'{part}' is no reserve such as vip1+vip2:0.2")
     return found
 
 

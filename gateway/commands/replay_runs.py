@@ -78,10 +78,14 @@ class Plan:
     settings: Settings
     in_flight: int | None
     guards: GuardSettings
+    reserves: dict[str, float]
 
     def scheduling(self, order: str) -> Scheduling:
         """Return how one run orders; what shuffles by length needs lengths that differ."""
-        return Scheduling(order=order, predicts=self.predictor in SIZED, guards=self.guards)
+        predicts = self.predictor in SIZED
+        return Scheduling(
+            order=order, predicts=predicts, guards=self.guards, reserves=self.reserves
+        )
 
     @property
     def work(self) -> int:
@@ -127,14 +131,16 @@ def make_plan(arguments: Namespace) -> Plan:
         known = ", ".join(GUESSES)
         hint = did_you_mean(arguments.predictor, GUESSES)
         raise ValueError(f"no predictor {arguments.predictor!r}: take one of {known}{hint}")
+    read = dict(_named(arguments))
     settings = Settings(
         profile=profile_of(arguments.engine_profile),
         endpoints=arguments.endpoints,
         max_queue=arguments.max_queue or NO_LIMIT,
         classes=tuple(Class(*each) for each in arguments.classes),
+        reserve_of=_reserve_of(arguments.reserve, read),
     )
     return Plan(
-        traces=dict(_named(arguments)),
+        traces=read,
         orders=arguments.orders,
         loads=arguments.load,
         seeds=[seed for group in arguments.seed for seed in group],
@@ -142,7 +148,17 @@ def make_plan(arguments: Namespace) -> Plan:
         settings=settings,
         in_flight=arguments.in_flight,
         guards=GuardSettings(longest_wait=arguments.longest_wait),
+        reserves=arguments.reserve,
     )
+
+
+def _reserve_of(reserves: dict[str, float], read: dict[str, list[TraceRequest]]) -> dict[str, str]:
+    """Return each tenant's reserve; raises ValueError for tenants that no trace has."""
+    found = {tenant: name for name in reserves for tenant in name.split("+")}
+    for tenant in found:
+        if not any(request.tenant == tenant for trace in read.values() for request in trace):
+            raise ValueError(f"no trace has a tenant {tenant!r} (see --tenants)")
+    return found
 
 
 def profile_of(name: str) -> Profile:
@@ -216,6 +232,7 @@ def _run(  # noqa: PLR0913, PLR0917 - what a run is made with, and told with
         "in_flight": settings.limit,
         "max_queue": settings.max_queue,
         "longest_wait_s": guards.longest_wait if (guards := settings.scheduling.guards) else None,
+        "reserves": dict(settings.scheduling.reserves),
         "classes": {each.name: asdict(each) for each in settings.classes},
         "tenants": len({request.tenant for request in trace}),
     }

@@ -57,6 +57,8 @@ class Report:
     mean_wait_s_by_bucket: dict[str, float | None]
     by_class: dict[str, dict[str, float]]
     """Requests, refusals and waits of each SLA class."""
+    by_reserve: dict[str, dict[str, float]]
+    """The same of the tenants of each reserve."""
     makespan_s: float
 
 
@@ -107,7 +109,20 @@ def summarise(trace: Sequence[TraceRequest], lives: Sequence[Life], settings: Se
             name: _mean([_since(life, life.placed) for life in found])
             for name, found in by_bucket.items()
         },
-        by_class=_by_class(lives, settings),
+        by_class={
+            each.name: _told([life for life in lives if life.rank == rank])
+            for rank, each in enumerate(settings.classes)
+        },
+        by_reserve={
+            name: _told(
+                [
+                    life
+                    for request, life in zip(trace, lives, strict=True)
+                    if settings.reserve_of.get(request.tenant) == name
+                ]
+            )
+            for name in settings.scheduling.reserves
+        },
         makespan_s=max((life.ended or 0.0 for life in lives), default=0.0),
     )
 
@@ -169,21 +184,18 @@ def fairness(
     return sum(n * index for n, index in found) / sum(n for n, _ in found), len(found)
 
 
-def _by_class(lives: Sequence[Life], settings: Settings) -> dict[str, dict[str, float]]:
-    told: dict[str, dict[str, float]] = {}
-    for rank, each in enumerate(settings.classes):
-        own = [life for life in lives if life.rank == rank]
-        waits = _Times.of(_since(life, life.placed) for life in own if life.placed is not None)
-        refused = [life.refused - life.arrived for life in own if life.refused is not None]
-        told[each.name] = {
-            "requests": len(own),
-            "rejected": len(refused),
-            "mean_wait_s": waits.mean,
-            "p99_wait_s": waits.p99,
-            "max_wait_s": waits.longest,
-            "max_wait_of_rejected_s": max(refused, default=0.0),
-        }
-    return told
+def _told(lives: Sequence[Life]) -> dict[str, float]:
+    """Tell of some requests how many there were and how they fared."""
+    waits = _Times.of(_since(life, life.placed) for life in lives if life.placed is not None)
+    refused = [life.refused - life.arrived for life in lives if life.refused is not None]
+    return {
+        "requests": len(lives),
+        "rejected": len(refused),
+        "mean_wait_s": waits.mean,
+        "p99_wait_s": waits.p99,
+        "max_wait_s": waits.longest,
+        "max_wait_of_rejected_s": max(refused, default=0.0),
+    }
 
 
 def _served(

@@ -62,6 +62,8 @@ class Settings:
     classes: tuple[Class, ...] = ()
     """SLA classes, the lowest first; empty: all requests are alike."""
     weights: abc.Mapping[str, float] = field(default_factory=dict[str, float])
+    reserve_of: abc.Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which of `scheduling.reserves` a tenant draws on."""
     seed: int = 0
 
     @property
@@ -174,6 +176,7 @@ class Twin:
             uncached_tokens=asked.prompt_tokens,
             stream=True,
             weight=settings.weights.get(asked.tenant, 1.0),
+            reserve=settings.reserve_of.get(asked.tenant, ""),
             sla=settings.classes[life.rank].name if settings.classes else "",
             sla_rank=life.rank,
             longest_wait=settings.classes[life.rank].longest_wait if settings.classes else None,

@@ -109,6 +109,20 @@ def test_classes_are_told_one_by_one(trace: str, capsys: pytest.CaptureFixture[s
     }
 
 
+def test_a_reserve_shortens_the_wait_of_its_tenants(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = (trace, "--orders", "fair", "--load", "1.2", "--in-flight", "4")
+    kept = ("t0:1.0", "t0+t1:.25,t2:.5")
+    (alone,), (split,) = (told(capsys, *call, "--reserve", each) for each in kept)
+
+    assert alone["reserves"] == {"t0": 1.0}
+    assert alone["by_reserve"]["t0"]["requests"] == 100
+    assert alone["by_reserve"]["t0"]["mean_wait_s"] < 0.5 * alone["mean_wait_s"]
+    assert split["by_reserve"]["t2"]["mean_wait_s"] < split["mean_wait_s"]
+    assert split["by_reserve"]["t0+t1"]["requests"] == 200
+
+
 def test_the_picture_has_a_line_for_each_order_and_panel(trace: str, tmp_path: Path) -> None:
     file = tmp_path / "waits.svg"
     call = ["replay", trace, "--orders", "fcfs,ml", "--load", ".7,.9", "--in-flight", "4"]
@@ -141,6 +155,9 @@ def test_the_picture_has_a_line_for_each_order_and_panel(trace: str, tmp_path: P
         (["--load", "much"], "'much' is no load such as 0.95 or .7,.95"),
         (["--seed", "x"], "'x' is no whole number such as 0 or 0,1,2"),
         (["--classes", "batch"], "'batch' is no class such as batch:300:0.7"),
+        (["--reserve", "vip"], "'vip' is no reserve such as vip1+vip2:0.2"),
+        (["--reserve", "vip:2"], "'vip:2' is no reserve such as vip1+vip2:0.2"),
+        (["--reserve", "t9:.2"], "no trace has a tenant 't9' (see --tenants)"),
         (["--longest-wait", "-1"], "'-1' is no number of seconds above 0"),
     ],
 )
