@@ -30,7 +30,7 @@ from forebay.policies.contracts import (
 
 from . import routes
 from .dialects import dialect_of_path
-from .failing import retry_after
+from .failing import retry_after, shutting_down
 from .ids import Ids, callers_id
 from .keys import FOREVER
 from .messages import Refusal
@@ -172,6 +172,8 @@ class App:
             return self._refusal(Overloaded(message, retry_after=1.0), path)
         if status == 500:
             return self._refusal(ForebayError(message), path)
+        if status == 503:
+            return self._refusal(shutting_down(), path)
         code = "request_too_large" if status == 413 else "invalid_request"
         return self._refusal(InvalidRequest(message, status=status, code=code), path)
 

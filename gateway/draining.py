@@ -8,8 +8,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from .protocol import Phase
-
 if TYPE_CHECKING:
     from forebay.gateway.config.sections import Drain as DrainSection
 
@@ -18,6 +16,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOKS_S = 0.05
+_GRACE_S = 1.0
+"""For how long a connection must have been idle to be closed: a request may be on its way, to which
+closing answers with a reset."""
 
 
 class Drain:
@@ -38,17 +39,16 @@ class Drain:
         await self._pause(notice_s)
 
     async def finish(self) -> None:
-        """Wait until no call is under way, or the limit has come."""
-        self._connections.close_idle()
+        """Wait until no call is under way or may just be coming, or the limit has come."""
         limit = time.monotonic() + self._section.limit
-        while self._busy() and time.monotonic() < limit and not self._hurry.is_set():
+        while not self._hurry.is_set():
+            now = time.monotonic()
+            self._connections.close_idle(now - _GRACE_S)
+            if now >= limit or not self._connections.open:
+                break
             await self._pause(_LOOKS_S)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()
-
-    def _busy(self) -> bool:
-        """Whether an answer is under way, or a request is being read."""
-        return any(c.phase != Phase.IDLE for c in self._connections.open)

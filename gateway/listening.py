@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from forebay.policies.contracts import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 BACKLOG = 2048
 _ANOTHER_PORT = (errno.EADDRINUSE, errno.EACCES)
@@ -36,6 +37,30 @@ async def bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) ->
         return await loop.create_server(factory, host, port, backlog=BACKLOG)
     except OSError as error:
         raise not_had(host, port, error, hint="--port takes another") from error
+
+
+async def stop(server: asyncio.Server, factory: Callable[[], asyncio.Protocol]) -> None:
+    """Listen no more, and serve who is connected and was not accepted yet.
+
+    The system resets those that still stand in line when a listening socket is closed.
+    """
+    line = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+    server.close()
+    accepted: list[socket.socket] = []
+    for listening in line:
+        with listening:
+            accepted += _waiting(listening)
+    for connection in accepted:
+        await asyncio.get_running_loop().connect_accepted_socket(factory, connection)
+
+
+def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    listening.setblocking(False)
+    with contextlib.suppress(OSError):  # BlockingIOError: that was all
+        while True:
+            connection, _ = listening.accept()
+            connection.setblocking(False)
+            yield connection
 
 
 def not_had(host: str, port: int, error: OSError, *, hint: str = "") -> ConfigError:

@@ -19,7 +19,7 @@ from .chores import Chores
 from .draining import Drain
 from .experimenting import Experiments
 from .keys import Keys
-from .listening import bind, url_of
+from .listening import bind, stop, url_of
 from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .operations import Operations
@@ -350,10 +350,11 @@ class Process:
         drain = Drain(self.connections, self.config.server.drain, self._hurry)
         await drain.notice()
         self._listening = False
-        self._listener.close()
+        await stop(self._listener, self.connections.accept)
         await drain.finish()
         for relay in tuple(self.app.active):
             relay.drained()
+        self.connections.refuse_unread()
         await self._end()
 
     async def _end(self) -> None:

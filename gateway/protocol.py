@@ -80,11 +80,16 @@ class Connections:
         for connection in tuple(self.open):
             connection.check_time(now)
 
-    def close_idle(self) -> None:
-        """Close the connections on which nothing is under way."""
+    def close_idle(self, since: float) -> None:
+        """Close the connections on which nothing has been under way since then."""
         for connection in tuple(self.open):
-            if connection.phase == Phase.IDLE:
+            if connection.phase == Phase.IDLE and connection.last <= since:
                 connection.transport.close()
+
+    def refuse_unread(self) -> None:
+        """Refuse the requests that are still being read."""
+        for connection in tuple(self.open):
+            connection.refuse_unread()
 
 
 def _date() -> bytes:
@@ -103,7 +108,8 @@ class HttpProtocol:
         self._pipeline: deque[Message] = deque()  # read, waiting for their turn
         self._answering: Message | None = None
         self._guest: Guest | None = None
-        self._last = 0.0
+        self.last = 0.0
+        """When something last came, or an answer ended."""
         self._stalled: tuple[float, int] = (0.0, 0)
         self._dropped = 0
         self._untaken = 0  # bytes counted as buffered while the caller is slow
@@ -132,7 +138,7 @@ class HttpProtocol:
         self.transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if peer else "local"
-        self._last = self._server.clock()
+        self.last = self._server.clock()
         self._server.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -155,7 +161,7 @@ class HttpProtocol:
         if reader.deaf:
             self._drop(data)
             return
-        self._last = now = self._server.clock()
+        self.last = now = self._server.clock()
         reader.read(data, now, alone=self._answering is None and not self.slow)
 
     def eof_received(self) -> None:
@@ -310,7 +316,7 @@ class HttpProtocol:
         self._release(message)
         self._guest = self._answering = None
         self._chunked = False
-        self._last = self._server.clock()
+        self.last = self._server.clock()
         if not message.keep_alive:
             self._close()
         elif self._pipeline:
@@ -348,8 +354,8 @@ class HttpProtocol:
         if self._closing:
             return
         reader = self._reader
-        self._closing, self._last = True, self._server.clock()
-        self._stalled = (self._last, self.transport.get_write_buffer_size())
+        self._closing, self.last = True, self._server.clock()
+        self._stalled = (self.last, self.transport.get_write_buffer_size())
         sending = reader.deaf or reader.message is not None or bool(self._pipeline)
         reader.stop()
         if sending and self.transport.can_write_eof() and not self.transport.is_closing():
@@ -357,9 +363,14 @@ class HttpProtocol:
         else:
             self.transport.close()
 
+    def refuse_unread(self) -> None:
+        """Refuse what is being read: serving ends before its last byte will have come."""
+        if self.phase in (Phase.HEAD, Phase.BODY):
+            self._reader.refuse(503, "the gateway is shutting down; send this again")
+
     def check_time(self, now: float) -> None:
         """Close this connection if it has overstayed."""
-        phase, limits, since = self.phase, self._server.limits, now - self._last
+        phase, limits, since = self.phase, self._server.limits, now - self.last
         message = self._reader.message
         if self.slow and phase != Phase.CLOSING:
             self._check_stall(now)
@@ -375,9 +386,9 @@ class HttpProtocol:
     def _check_closing(self, now: float) -> None:
         """Close for good when all has been sent, or nobody takes it."""
         if self.transport.get_write_buffer_size():
-            self._last = now
+            self.last = now
             self._check_stall(now)
-        elif now - self._last > LINGER:
+        elif now - self.last > LINGER:
             self.transport.abort()
 
     def _check_stall(self, now: float) -> None:

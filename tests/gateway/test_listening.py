@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import socket
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
-from forebay.gateway.listening import listen, not_had, url_of
+from forebay.gateway.listening import bind, listen, not_had, stop, url_of
 from forebay.policies.contracts import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_port_that_is_taken_is_told_with_what_to_do():
@@ -26,6 +33,33 @@ def test_an_address_that_is_nobodys_is_told_without_a_hint():
     assert caught.value.message == "cannot listen on 192.0.2.1:0: cannot assign requested address"
     with pytest.raises(ConfigError, match="cannot listen on nosuch"):
         listen("nosuch.invalid", 0)
+
+
+class Greeter(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.WriteTransport
+        transport.write(b"hello")
+        transport.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_who_stands_in_line_when_listening_ends_is_still_served(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+):
+    async def main() -> None:
+        server = await bind(Greeter, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        in_line = [socket.create_connection(address) for _ in range(20)]
+        await stop(server, Greeter)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        for each in in_line:
+            with each:
+                each.setblocking(False)
+                async with asyncio.timeout(10):
+                    assert await asyncio.get_running_loop().sock_recv(each, 9) == b"hello"
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 def test_a_port_that_is_not_for_this_user_is_told_with_what_to_do():

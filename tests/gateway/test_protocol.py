@@ -478,7 +478,10 @@ def test_draining_says_close_and_closes_what_is_idle():
     bench.feed(ask())
     assert b"connection: close" in bench.pipe.written
     assert bench.pipe.closed
-    other.server.close_idle()
+    since = other.server.clock()
+    other.server.close_idle(since - 1.0)
+    assert not other.pipe.closed
+    other.server.close_idle(since)
     assert other.pipe.closed
     for each in (bench, other):
         each.lost()

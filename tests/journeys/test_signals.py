@@ -186,6 +186,43 @@ def test_what_the_drain_limit_leaves_gets_an_error(go: Go, kit: Kit, file: Path)
     go(main())
 
 
+def test_a_request_that_was_on_its_way_is_answered_in_a_drain(go: Go, kit: Kit):
+    async def main() -> None:
+        drain = {"notice": 0.0, "limit": 10.0}
+        async with (
+            kit.running(kit.config(server={"drain": drain})) as gateway,
+            await gateway.caller() as known,
+            await gateway.caller() as new,
+        ):
+            known.send(kit.post(kit.chat()))
+            assert (await known.answer()).status == 200
+            gateway.process.stop()
+            await kit.until(lambda: not gateway.process.snapshot().listening)
+            for caller in (known, new):
+                caller.send(kit.post(kit.chat()))
+                answer = await caller.answer()
+                assert (answer.status, answer.headers["connection"]) == (200, "close")
+            await gateway.task
+
+    go(main())
+
+
+def test_who_is_still_sending_at_the_drain_limit_is_refused(go: Go, kit: Kit):
+    async def main() -> None:
+        async with (
+            kit.running(kit.config(server={"drain": {"notice": 0.0, "limit": 0.1}})) as gateway,
+            await gateway.caller() as caller,
+        ):
+            caller.send(kit.post(kit.chat())[:-5])
+            await kit.until(lambda: gateway.app.buffered_bytes)
+            gateway.process.stop()
+            answer = await caller.answer()
+            assert (answer.status, answer.json["error"]["code"]) == (503, "draining")
+            await gateway.task
+
+    go(main())
+
+
 def test_a_second_interrupt_hurries(go: Go, kit: Kit, file: Path):
     async def main() -> None:
         async with serving(file, written(notice="60s", limit="60s")) as served:
