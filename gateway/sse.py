@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 LOOK_LIMIT = 1 << 20
 """Bytes of one event after which a stream is only relayed, no longer read."""
 WINDOW = 2048
-"""Of a read larger than twice this, only this much at its end is looked at for marks."""
+"""Of a read larger than twice this, only this much at its end is looked at for marks, or what comes
+from the first usage on, where an event of it must not pass."""
+_USAGE = b'sage"'
+"""Found in a third of the time that '"usage"' takes: the search skips by what is rare in it."""
 
 
 _ENDS = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
@@ -95,6 +98,8 @@ class Scanner:
             start = self._seek_token(complete, cuts)
         if len(complete) - start > 2 * WINDOW:
             cut = complete.rfind(b"\n\n", start, len(complete) - WINDOW)
+            if self._strip and (early := complete.find(_USAGE, start, max(cut, 0))) >= 0:
+                cut = complete.rfind(b"\n\n", start, early)
             start = cut + 2 if cut >= 0 else start
         window = complete[start:] if start else complete
         for mark in self._dialect.marks:

@@ -194,6 +194,15 @@ def test_a_large_read_is_stripped_and_understood_at_its_end():
     assert scanner.events == 202 + 1
 
 
+def test_usage_is_stripped_wherever_it_is_in_a_large_read():
+    body = b"".join(delta("word " * 20) for _ in range(200))
+    for before, after in ((b"", body), (body, body), (body, b": " + b"x" * 3 * WINDOW + b"\n\n")):
+        scanner = Scanner(OPENAI, strip_usage=True)
+        scanner.feed(delta("first"))
+        assert scanner.feed(before + usage_event() + after + DONE) == before + after + DONE
+        assert (scanner.seen.done, scanner.seen.output_tokens) == (True, 5)
+
+
 @pytest.mark.parametrize("strip", [False, True])
 @pytest.mark.parametrize("size", [50_000, 300_000, LOOK_LIMIT + 100_000])
 def test_an_event_past_the_limit_is_only_relayed(size: int, *, strip: bool):
