@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import exp
 from typing import TYPE_CHECKING
 
 from .prefill_rate import PrefillRate
@@ -15,61 +14,80 @@ if TYPE_CHECKING:
 
     from .contracts import EndpointView, Request
 
+WINDOW_S = 60.0
+"""How long work is counted before the count begins anew."""
 _LATE = 0.25
 """How much a token's time that an endpoint is late counts, against a token to prefill. With more of
 it fewer answers are late and more hits are lost; where nothing stalls it changes nothing."""
+_ROOM = 1.25
+"""Of its part of the work that an endpoint may have before more counts against it."""
+_BEYOND = 2.0
+"""How much a token beyond that counts; a token to prefill counts `stickiness`."""
+_LARGE = 0.2
+"""Of an endpoint's part of the work that a prompt is large at."""
+_OUTLIER = 2.0
+"""How many times the middle one's work is more than counts."""
+_EMPTIER = 0.05
+"""How much a token less of work counts against an endpoint within its part."""
+_WAITING = 0.1
+"""How much a token in flight counts."""
 _SCALE = 1000.0
 """The cost that scores one half; which endpoint is best does not depend on it."""
 
 
-class _Work:
-    """Of one endpoint: tokens, as they were at a moment."""
-
-    __slots__ = ("at", "tokens")
-
-    def __init__(self) -> None:
-        self.at = self.tokens = 0.0
-
-    def left(self, now: float, fade_s: float) -> float:
-        return self.tokens * exp((self.at - now) / fade_s) if now > self.at else self.tokens
-
-
 class RecentWork:
-    """Prefill work that went to each endpoint lately: tokens, fading with time."""
+    """Prefill work that went to each endpoint in this minute: tokens."""
 
-    __slots__ = ("_fade_s", "_work")
+    __slots__ = ("_before", "_largest", "_tokens", "_window", "_window_s")
 
-    def __init__(self, fade_s: float = 60.0) -> None:
-        """`fade_s` is the time in which work fades to 1/e."""
-        self._fade_s = fade_s
-        self._work: dict[str, _Work] = {}
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        """`window_s` is after how long the count begins anew."""
+        self._window_s = window_s
+        self._window = 0
+        self._tokens: dict[str, float] = {}
+        self._largest = self._before = 0.0
 
     def add(self, endpoint: str, tokens: int, now: float) -> None:
         """Note work that goes to an endpoint now."""
-        own = self._work.get(endpoint)
-        if own is None:
-            own = self._work[endpoint] = _Work()
-        own.tokens, own.at = own.left(now, self._fade_s) + tokens, now
+        self._turn(now)
+        self._tokens[endpoint] = self._tokens.get(endpoint, 0.0) + tokens
+        self._largest = max(self._largest, float(tokens))
 
     def get(self, endpoint: str, now: float) -> float:
-        """Return what of it has not faded."""
-        own = self._work.get(endpoint)
-        return 0.0 if own is None else own.left(now, self._fade_s)
+        """Return what it has had."""
+        self._turn(now)
+        return self._tokens.get(endpoint, 0.0)
+
+    def largest(self) -> float:
+        """Return the most that came at once, in this minute or the one before."""
+        return max(self._largest, self._before)
 
     def forget(self, endpoint: str) -> None:
         """Forget an endpoint that left."""
-        self._work.pop(endpoint, None)
+        self._tokens.pop(endpoint, None)
+
+    def _turn(self, now: float) -> None:
+        window = int(now // self._window_s)
+        if window > self._window:
+            self._window = window
+            self._tokens.clear()
+            self._before, self._largest = self._largest, 0.0
 
 
 class StickyUntilSaturated:
-    """Prefers the endpoint where the least is left to prefill, weighed against its recent work.
+    """Prefers the endpoint where the least is left to prefill, until it has had too much to do.
 
-    An endpoint's cost is `stickiness` times what it would have to prefill, plus the tokens in
-    flight there and its recent prefill work. So a long hit is followed until its holder has had
-    that much more to do than the others; then another takes over and holds the prefix, too. So does
-    it when the holder has stopped answering: what it is late counts as the prefill that it would
-    have done meanwhile, by a quarter of `stickiness`. Where the measured prefill rates differ by
-    half or more, the cost of the slower ones counts that much more.
+    An endpoint's cost is `stickiness` times what it would have to prefill, plus twice what it
+    would then have had of this minute's work beyond 1.25 of its part of it. So a long hit is
+    followed until its holder has had that much more than its part; then another takes over and
+    holds the prefix, too. So does it when the holder has stopped answering: what it is late counts
+    as the prefill that it would have done meanwhile, by a quarter of `stickiness`. Where measured
+    prefill rates differ by half or more, all that counts that much more at the slower ones.
+
+    Within its part the one that has had the most comes first (best fit, as in packing bins), by a
+    little, so that somebody has room for the next large prompt: one that comes when all have had
+    the same makes its endpoint's load whatever that was, and itself on top. Prompts in flight count
+    a little against that, so that what comes at once is spread.
 
     Where the request's SLA class names a `ttft`, an endpoint is saturated for it once its first
     byte would come later than that, as the measured prefill rates foretell: it comes after all that
@@ -108,10 +126,7 @@ class StickyUntilSaturated:
         hits: Mapping[str, float] = self.index.worth(blocks) if blocks else {}
         prompt = float(request.prompt_tokens_estimate)
         left = [self._left(hits, view.name, prompt) for view in endpoints]
-        costs = [
-            self._cost(view, tokens, now) for view, tokens in zip(endpoints, left, strict=True)
-        ]
-        scores = [_SCALE / (_SCALE + cost) for cost in costs]
+        scores = [_SCALE / (_SCALE + cost) for cost in self._costs(endpoints, left, now)]
         limit = self.limits.get(request.sla) if self.limits else None
         if limit is None:
             return scores
@@ -131,8 +146,35 @@ class StickyUntilSaturated:
             return prompt
         return max(0.0, prompt - hits.get(endpoint, 0.0) * self._block_tokens)
 
-    def _cost(self, view: EndpointView, uncached: float, now: float) -> float:
-        name = view.name
-        cost = self._stickiness * (uncached + _LATE * self.stalls.tokens(name, now))
-        cost += view.in_flight_tokens + self.work.get(name, now)
-        return cost * self.prefill.slowness(name)
+    def _costs(
+        self, endpoints: Sequence[EndpointView], left: Sequence[float], now: float
+    ) -> list[float]:
+        """Return what endpoints cost, in tokens that the fastest one prefills."""
+        slow = [self.prefill.slowness(view.name) for view in endpoints]
+        costs = [
+            self._stickiness * (tokens + _LATE * self.stalls.tokens(view.name, now)) * times
+            for view, tokens, times in zip(endpoints, left, slow, strict=True)
+        ]
+        here = [float(view.in_flight_tokens) for view in endpoints]
+        had = [self.work.get(view.name, now) for view in endpoints]
+        if self.work.largest() < _LARGE * sum(had) / max(1, len(had)):
+            for place, times in enumerate(slow):
+                costs[place] += (had[place] + here[place]) * times
+            return costs
+        had = [max(a, b) * times for a, b, times in zip(had, here, slow, strict=True)]
+        most, total = max(had, default=0.0), _usual(had)
+        for place, times in enumerate(slow):
+            own = left[place] * times
+            beyond = had[place] + own - _ROOM / len(had) * (total + own)
+            costs[place] += (
+                _BEYOND * max(0.0, beyond)
+                + _EMPTIER * (most - had[place])
+                + _WAITING * times * here[place]
+            )
+        return costs
+
+
+def _usual(work: Sequence[float]) -> float:
+    """Return the sum of all, none as more than twice the middle one: a few may be flooded."""
+    most = _OUTLIER * sorted(work)[len(work) // 2] if work else 0.0
+    return sum(min(each, most) for each in work) if most else sum(work)

@@ -187,7 +187,7 @@ class _Station:
         """Note a placement, and what came of it; return what was left to prefill."""
         chain, now = cast("tuple[BlockHash, ...]", request.hashes), request.arrival_s
         held = gateway.index.match(chain).get(view.name, 0)
-        tokens = held * request.block_tokens
+        tokens = min(held * request.block_tokens, request.prompt_tokens)
         gateway.learned.placed(view.name, chain)
         told = [chain[held:]] if held < len(chain) else []
         gateway.learned.share = lambda _, blocks: told.append(tuple(blocks))
@@ -196,7 +196,7 @@ class _Station:
             if other is not gateway:
                 due, size = now + LAG_S, request.block_tokens
                 other.to_hear.extend((due, view.name, blocks, size) for blocks in told)
-        gateway.work.add(view.name, max(0, request.prompt_tokens - tokens), now)
+        gateway.work.add(view.name, request.prompt_tokens - tokens, now)
         hit = _hit(request, self._caches[view.name])
         gateway.learned.reported(view.name, predicted_tokens=tokens, cached_tokens=hit)
         self.hit_tokens += hit

@@ -64,18 +64,36 @@ def test_the_longest_hit_wins_over_an_idle_endpoint(score: StickyUntilSaturated)
 
 
 def test_a_holder_with_too_much_in_flight_gives_way(score: StickyUntilSaturated):
-    assert best(score, view("a", 1700), view("b", 1700), view("c", 10)) == "c"
+    assert best(score, view("a", 17_000), view("b", 17_000), view("c", 10)) == "c"
 
 
 def test_a_holder_that_has_had_most_of_the_work_gives_way(score: StickyUntilSaturated):
-    score.work.add("a", 1700, now=0.0)
-    score.work.add("b", 1700, now=0.0)
+    score.work.add("a", 17_000, now=0.0)
+    score.work.add("b", 17_000, now=0.0)
     assert best(score, view("a"), view("b"), view("c")) == "c"
 
 
-def test_old_work_fades(score: StickyUntilSaturated):
-    score.work.add("a", 1700, now=0.0)
+def test_the_last_minutes_work_counts_no_more(score: StickyUntilSaturated):
+    score.work.add("a", 17_000, now=59.0)
+    assert best(score, view("a"), view("c"), now=59.0) == "c"
     assert best(score, view("a"), view("c"), now=60.0) == "a"
+
+
+@pytest.mark.parametrize(("prompt", "where"), [(100, "b"), (2000, "c")])
+def test_room_is_kept_for_large_prompts(score: StickyUntilSaturated, prompt: int, where: str):
+    views = tuple(view(name) for name in "abc")
+    for name, had in (("a", 2000), ("b", 1900), ("c", 1000)):
+        score.work.add(name, had, now=0.0)
+    new = replace(request(()), prompt_tokens_estimate=prompt)
+    scores = score(new, views, 0.0)
+    assert views[scores.index(max(scores))].name == where
+
+
+def test_what_comes_at_once_is_spread(score: StickyUntilSaturated):
+    for name in "ac":
+        score.work.add(name, 5000, now=0.0)
+    score.work.add("a", 100, now=0.0)
+    assert best(score, view("a", 500), view("c"), blocks=()) == "c"
 
 
 def test_of_two_holders_the_less_loaded_is_taken(score: StickyUntilSaturated):
@@ -92,12 +110,15 @@ def test_without_a_hit_the_one_with_least_to_do_is_taken(score: StickyUntilSatur
         assert best(score, view("a", 900), view("c", 10), blocks=blocks) == "c"
 
 
-def test_forgotten_work_counts_no_more():
-    work = RecentWork(fade_s=10.0)
-    work.add("a", 100, now=0.0)
-    assert work.get("a", 10.0) == pytest.approx(36.8, abs=0.1)
+def test_work_is_counted_within_its_window_whoever_tells_late():
+    work = RecentWork(window_s=10.0)
+    work.add("a", 100, now=9.0)
+    assert work.get("a", 9.9) == 100
+    work.add("a", 30, now=10.0)
+    work.add("a", 5, now=9.9)
+    assert work.get("a", 12.0) == 35
     work.forget("a")
-    assert work.get("a", 10.0) == 0.0
+    assert work.get("a", 12.0) == 0.0
 
 
 # -- the limit -------------------------------------------------------------------------------------

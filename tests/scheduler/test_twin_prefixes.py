@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -53,14 +54,22 @@ def test_following_the_prefix_hits_nearly_what_an_endless_cache_does_and_more_th
 
 @pytest.mark.parametrize("share", [0.25, 1.0, 2.0, 4.0])
 def test_two_gateways_that_share_what_they_learn_hit_as_much_as_one(share: float):
-    trace = sessions(40, 12)
-    blocks = int(working_set(trace) * share / 4)
-    one, two = (
-        replay(trace, "sticky_until_saturated", endpoints=4, blocks_per_endpoint=blocks, replicas=n)
-        for n in (1, 2)
-    )
-    assert one.hit_token_share > 0.2
-    assert abs(one.hit_token_share - two.hit_token_share) <= 0.02
+    hits = [0.0, 0.0]
+    for number in (38, 40, 42):  # one trace alone differs by chance
+        trace = sessions(number, 12)
+        blocks = int(working_set(trace) * share / 4)
+        for place, replicas in enumerate((1, 2)):
+            run = replay(
+                trace,
+                "sticky_until_saturated",
+                endpoints=4,
+                blocks_per_endpoint=blocks,
+                replicas=replicas,
+            )
+            hits[place] += run.hit_token_share / 3
+    one, two = hits
+    assert one > 0.2
+    assert two > one - 0.02
 
 
 def test_the_same_seed_gives_the_same_run():
@@ -68,6 +77,29 @@ def test_the_same_seed_gives_the_same_run():
         replay(TRACE, "least_load", endpoints=4, blocks_per_endpoint=20, seed=3) for _ in range(2)
     )
     assert one == other
+
+
+def test_prompts_shorter_than_their_block_are_no_ghosts():
+    short = [
+        TraceRequest(float(n), 40, 1, session=str(n), hashes=(7,), block_tokens=100)
+        for n in range(200)
+    ]
+    run = replay(short + TRACE, "sticky_until_saturated", endpoints=2, blocks_per_endpoint=100)
+    assert run.hit_token_share > 0.9 * run.infinite_shared_share
+
+
+def test_large_prompts_are_shared_out():
+    rng, trace = random.Random(1), list[TraceRequest]()
+    for number in range(2400):
+        blocks = 60 if rng.random() < 0.05 else rng.randrange(1, 4)
+        hashes = tuple(1000 * number + block for block in range(blocks))
+        trace.append(TraceRequest(number / 4, blocks * 100, 1, hashes=hashes, block_tokens=100))
+    runs = [
+        replay(trace, policy, endpoints=8, blocks_per_endpoint=working_set(trace))
+        for policy in ("sticky_until_saturated", "least_load", "round_robin")
+    ]
+    loads = [run.load_p95_max_over_mean for run in runs]
+    assert loads[0] < 1.4 < min(loads[1:])
 
 
 def test_a_full_cache_gives_up_the_ends_of_old_prompts_first():
