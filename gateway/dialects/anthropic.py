@@ -34,7 +34,6 @@ class Anthropic:
         b"event: error",
         b'"type":"error"',
     )
-    lines_per_event = 3
 
     def look(self, event: bytes, data: bytes, seen: Seen) -> None:
         """See `Dialect.look`."""

@@ -45,7 +45,6 @@ class Dialect(Protocol):
 
     marks: tuple[bytes, ...]
     """An event without any of these tells nothing once the first token has come."""
-    lines_per_event: int
 
     def look(self, event: bytes, data: bytes, seen: Seen) -> None:
         """Learn from one event of a stream; `event` is empty when it has no name."""

@@ -25,7 +25,6 @@ class OpenAI:
         b'": {',
         b'_reason": "',
     )
-    lines_per_event = 2
 
     def look(self, event: bytes, data: bytes, seen: Seen) -> None:
         """See `Dialect.look`."""

@@ -25,7 +25,6 @@ class Responses:
         b"event: error",
         b'"type":"error"',
     )
-    lines_per_event = 3
     _ends = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
     def look(self, event: bytes, data: bytes, seen: Seen) -> None:
