@@ -118,8 +118,8 @@ def _write(message: Any, pieces: list[bytes]) -> None:
         return
     role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
     pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]  # JSON
-    rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON
-    if rest:
+    if len(message) > ("role" in message) + ("content" in message):  # type: ignore[reportUnknownArgumentType]  # JSON
+        rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON
         pieces.append(_canonical(rest))
     pieces.append(_END)
 

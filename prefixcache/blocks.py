@@ -50,13 +50,13 @@ def chain_text(parent: BlockHash, text: bytes, *, block_bytes: int) -> list[Bloc
     when the same prompt comes again; that is common (retries, samples, fixed prompts).
     """
     hashes: list[int] = []
-    add, value = hashes.append, int(parent)
+    value = int(parent)
     whole = len(text) - len(text) % block_bytes
     for (block,) in iter_unpack(f"{block_bytes}s", memoryview(text)[:whole]):  # half of slicing
         value = _hash(block, value)
-        add(value)
+        hashes.append(value)
     if whole < len(text):
-        add(_hash(text[whole:], value))
+        hashes.append(_hash(text[whole:], value))
     return cast("list[BlockHash]", hashes)
 
 

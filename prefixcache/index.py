@@ -154,19 +154,23 @@ class Index:
         if slot is None:
             slot = self._open(endpoint, Source.EXPECTED)
         shards, own, bit, canonical = self._shards, slot.blocks, slot.bit, self._canonical
-        clock = self._clock
+        clock, before, after = self._clock, -1, 0
         new: list[BlockHash] = []
         for block in blocks:
             clock += 1
             middle = block >> 40
             mine = own[middle >> 8 & _SLOT_SHARD]
-            used = mine.pop(block, 0)  # to the end of the order
+            used = mine.get(block, 0)
             if used:
+                del mine[block]  # to the end of the order
                 mine[block] = clock << _COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
             else:
                 new.append(block)
                 shard = shards[middle & _SHARD]
-                shard[block] = canonical(shard.get(block, 0) | bit)
+                held = shard.get(block, 0)
+                if held != before:  # neighbours mostly have the same holders
+                    before, after = held, canonical(held | bit)
+                shard[block] = after
                 mine[block] = clock << _COUNT_BITS | 1
         self._clock = clock
         if new:
@@ -184,7 +188,9 @@ class Index:
         self._asked = None
         own, removed = slot.blocks, 0
         for block in blocks:
-            if own[block >> 48 & _SLOT_SHARD].pop(block, None) is not None:
+            mine = own[block >> 48 & _SLOT_SHARD]
+            if block in mine:  # compiled, half of pop
+                del mine[block]
                 self._drop(slot.bit, block)
                 removed += 1
         slot.held -= removed
