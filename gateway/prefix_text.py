@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 _CONVERSATIONS = frozenset({Route.CHAT, Route.MESSAGES, Route.RESPONSES})
 _HEAD = ("system", "instructions", "tools")
 _END = b"\x1e"
-_SHAPING = ("system", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
+_SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
+_SHAPING = (
+    *("system", "instructions", "tools", "tool_choice"),
+    *("chat_template_kwargs", "reasoning_effort", "reasoning"),
+)
 """Members besides the messages that a template may write into a prompt."""
 _PART_IN = ".", "user"
 """What stands after a beginning that a template could not end with, and who says it."""
@@ -53,19 +57,24 @@ def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:
     """
     if route is Route.COMPLETIONS:
         return _beginning_of_text(body.get("prompt"), size)
-    if route not in (Route.CHAT, Route.MESSAGES):
+    name = _SAID.get(route)
+    if name is None:
         return None
-    heads = (len(_canonical(body.get(name))) + 1 for name in _HEAD if name in body.members)
-    said: Any = body.get("messages")
+    heads = (len(_canonical(body.get(head))) + 1 for head in _HEAD if head in body.members)
+    size -= sum(heads)
+    said: Any = body.get(name)
+    if isinstance(said, str) and route is Route.RESPONSES:
+        said = [{"role": "user", "content": said}]
+        size += len(said[0]["role"]) + 1  # which its text does not have
     if not isinstance(said, list):
         return None
-    messages = _first_messages(said, size - sum(heads))  # type: ignore[reportUnknownArgumentType]  # any JSON
+    messages = _first_messages(said, size)  # type: ignore[reportUnknownArgumentType]  # any JSON
     last: Any = messages[-1] if messages else {}
     content, role = _PART_IN
     if last.get("role") != role:
         messages.append({"role": role, "content": content})
-    shaping = {name: body.get(name) for name in _SHAPING if name in body.members}
-    return {**shaping, "messages": messages}
+    shaping = {each: body.get(each) for each in _SHAPING if each in body.members}
+    return {**shaping, name: messages}
 
 
 def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:

@@ -48,6 +48,8 @@ RESULTS = ("warmed", "failed", "gave_way", "held")
 """What becomes of a prompt that is to be prefilled: `held` is there already, `gave_way` to callers
 and is sent again later."""
 MOST_ANSWER = 64 << 10
+_ONE_TOKEN = {Route.RESPONSES: {"max_output_tokens": 1, "store": False}}
+"""How a route says that one token of an answer is enough, where it is not `max_tokens`."""
 _HEADERS = (
     ("accept", "application/json"),
     ("accept-encoding", "identity"),
@@ -81,7 +83,7 @@ def cut_tokens(request: Request, tokens: bytes, salt: str | None) -> Beginning:
 
 
 def _beginning(route: Route, model: str, salt: str | None, members: Mapping[str, Any]) -> Beginning:
-    body = {"model": model, **members, "max_tokens": 1, "temperature": 0}
+    body = {"model": model, **members, **_ONE_TOKEN.get(route, {"max_tokens": 1}), "temperature": 0}
     return Beginning(route, model, salt, msgspec.json.encode(body))
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forebay.adapters.registry import ADAPTERS
 from forebay.gateway import wire
 from forebay.gateway.config.prefix import Warm
 from forebay.gateway.intake import READ_OR_WRITTEN
 from forebay.gateway.prefix_text import beginning, prompt_text
-from forebay.gateway.warming import Beginning, Warmer, cut_tokens, has_room
+from forebay.gateway.warming import Beginning, Warmer, cut_text, cut_tokens, has_room
 from forebay.policies.contracts import EndpointView, EngineFailed, Request, Route
 from forebay.prefixcache.blocks import token_bytes
 
@@ -84,8 +85,42 @@ def test_completions_are_cut_as_text_or_as_tokens():
     assert cut == {"prompt": [101, 102]}
 
 
+def test_responses_are_cut_as_messages_whether_they_are_or_a_text():
+    said: dict[str, Any] = {
+        "instructions": SYSTEM,
+        "input": "what is it? " * 9,
+        "reasoning": {"effort": "low"},
+    }
+    text = prompt_text(Route.RESPONSES, body(said))
+    cut = beginning(Route.RESPONSES, body(said), len(SYSTEM) + 1 + len("what is it?"))
+    assert cut == {**said, "input": [{"role": "user", "content": "what is it?"}]}
+    parts = [{"type": "input_text", "text": "what is it? " * 9}]
+    said["input"] = [{"role": "user", "content": parts}]
+    whole = prompt_text(Route.RESPONSES, body(said))
+    assert len(whole) > len(text)
+    cut = beginning(Route.RESPONSES, body(said), len(whole) - len(text) // 20)
+    assert cut is not None
+    assert cut["input"][0]["content"].startswith("what is it? what")
+
+
+def test_a_response_is_asked_for_one_token_and_not_stored():
+    inbound = body({"model": "m", "input": "hello", "instructions": "be brief"})
+    asked = replace(request((1, 2)), route=Route.RESPONSES)
+    made = cut_text(asked, inbound, 11, None)
+    assert made is not None
+    assert json.loads(made.body) == {
+        "model": "m",
+        "instructions": "be brief",
+        "input": [{"role": "user", "content": "he"}],
+        "max_output_tokens": 1,
+        "store": False,
+        "temperature": 0,
+    }
+
+
 def test_where_nothing_can_be_cut_nothing_is_kept():
-    assert beginning(Route.RESPONSES, body({"input": "hello"}), 5) is None
+    assert beginning(Route.EMBEDDINGS, body({"input": "hello"}), 5) is None
+    assert beginning(Route.RESPONSES, body({"input": 7}), 5) is None
     assert beginning(Route.CHAT, body({"messages": "odd"}), 5) is None
     assert beginning(Route.COMPLETIONS, body({"prompt": {"a": 1}}), 5) is None
 
@@ -102,7 +137,7 @@ def test_where_nothing_can_be_cut_nothing_is_kept():
     st.integers(0, 60),
 )
 def test_whatever_is_sent_is_cut_or_left(odd: object, size: int):
-    said = {"messages": odd, "prompt": odd, "system": odd, "tools": odd}
+    said = {"messages": odd, "prompt": odd, "system": odd, "tools": odd, "input": odd}
     for route in (Route.CHAT, Route.COMPLETIONS, Route.MESSAGES, Route.RESPONSES):
         cut = beginning(route, body(said), size)
         assert cut is None or json.dumps(cut)
