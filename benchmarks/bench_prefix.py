@@ -60,9 +60,10 @@ pools:
     order: fcfs
     prefix: {{mode: {mode}{more}}}
     endpoints:
-      - {{name: a, engine: vllm, url: "http://127.0.0.1:{a}", events: {{address: "tcp://127.0.0.1:{ea}", replay: "tcp://127.0.0.1:{ra}"}}{limit}}}
-      - {{name: b, engine: vllm, url: "http://127.0.0.1:{b}", events: {{address: "tcp://127.0.0.1:{eb}", replay: "tcp://127.0.0.1:{rb}"}}{limit}}}
-"""  # noqa: E501 - YAML
+      - {{name: a, engine: vllm, url: "http://127.0.0.1:{a}"{ea}{limit}}}
+      - {{name: b, engine: vllm, url: "http://127.0.0.1:{b}"{eb}{limit}}}
+"""
+EVENTS = ', events: {{address: "tcp://127.0.0.1:{}", replay: "tcp://127.0.0.1:{}"}}'
 
 
 @contextlib.contextmanager
@@ -240,7 +241,9 @@ def command_of(name: str, folder: Path) -> list[str]:
     exact = name == "forebay-exact"
     more = f", tokenizer: {os.environ['RIG_HOME']}/model/tiny, block_tokens: 32" if exact else ""
     limit = f", max_in_flight: {at_once}" if at_once else ""
-    ports = {"a": a, "b": b, "ea": a + 1000, "eb": b + 1000, "ra": a + 2000, "rb": b + 2000}
+    ports: dict[str, Any] = {"a": a, "b": b, "ea": "", "eb": ""}
+    if exact:
+        ports |= {f"e{e}": EVENTS.format(ports[e] + 1000, ports[e] + 2000) for e in "ab"}
     config = folder / f"{name}.yaml"
     mode = name.removeprefix("forebay-")
     config.write_text(CONFIG.format(port=GATEWAY, mode=mode, more=more, limit=limit, **ports))
