@@ -150,27 +150,27 @@ class StickyUntilSaturated:
         self, endpoints: Sequence[EndpointView], left: Sequence[float], now: float
     ) -> list[float]:
         """Return what endpoints cost, in tokens that the fastest one prefills."""
-        slow = [self.prefill.slowness(view.name) for view in endpoints]
-        costs = [
-            self._stickiness * (tokens + _LATE * self.stalls.tokens(view.name, now)) * times
-            for view, tokens, times in zip(endpoints, left, slow, strict=True)
-        ]
-        here = [float(view.in_flight_tokens) for view in endpoints]
-        had = [self.work.get(view.name, now) for view in endpoints]
+        slow: list[float] = []
+        had: list[float] = []
+        costs: list[float] = []
+        for place, view in enumerate(endpoints):
+            name, times = view.name, self.prefill.slowness(view.name)
+            own = left[place] + _LATE * self.stalls.tokens(name, now)
+            costs.append(self._stickiness * own * times)
+            slow.append(times)
+            had.append(self.work.get(name, now))
         if self.work.largest() < _LARGE * sum(had) / max(1, len(had)):
-            for place, times in enumerate(slow):
-                costs[place] += (had[place] + here[place]) * times
+            for place, view in enumerate(endpoints):
+                costs[place] += (had[place] + view.in_flight_tokens) * slow[place]
             return costs
-        had = [max(a, b) * times for a, b, times in zip(had, here, slow, strict=True)]
+        for place, view in enumerate(endpoints):
+            had[place] = max(had[place], float(view.in_flight_tokens)) * slow[place]
+            costs[place] += _WAITING * view.in_flight_tokens * slow[place]
         most, total = max(had, default=0.0), _usual(had)
-        for place, times in enumerate(slow):
-            own = left[place] * times
-            beyond = had[place] + own - _ROOM / len(had) * (total + own)
-            costs[place] += (
-                _BEYOND * max(0.0, beyond)
-                + _EMPTIER * (most - had[place])
-                + _WAITING * times * here[place]
-            )
+        for place, load in enumerate(had):
+            own = left[place] * slow[place]
+            beyond = max(0.0, load + own - _ROOM / len(had) * (total + own))
+            costs[place] += _BEYOND * beyond + _EMPTIER * (most - load)
         return costs
 
 
