@@ -199,10 +199,10 @@ class Cold:
     class _Health:
         usable = True
 
-    def __init__(self, name: str = "e0") -> None:
+    def __init__(self, name: str = "e0", engine: str = "vllm") -> None:
         self.name = name
-        self.adapter = ADAPTERS["vllm"]
-        self.view = EndpointView(name=name, engine="vllm", limit=8)
+        self.adapter = ADAPTERS[engine]
+        self.view = EndpointView(name=name, engine=engine, limit=8)
         self.health = self._Health()
         self.opener = self
         self.streams: list[Stream] = []
@@ -260,6 +260,30 @@ def test_hot_prefixes_are_sent_one_after_the_other_and_for_one_token():
     assert warmth.warmer.tick(5.5, waiting=False) == (cold,)
     assert warmth.warmer.results == {"warmed": 2, "failed": 0, "gave_way": 0, "held": 0}
     assert (warmth.warmer.tokens, warmth.warmer.left) == (190, {})
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        (Route.CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+        (Route.RESPONSES, {"input": "a", "max_output_tokens": 1, "store": False}),
+    ],
+)
+def test_each_engine_is_sent_the_route_with_its_salt(
+    engine: str, route: Route, said: dict[str, Any]
+):
+    warmth, cold = Warmth(), Cold(engine=engine)
+    kept = Beginning(route, "m", "00ff", json.dumps({"model": "m", **said}).encode())
+    for again in range(9):
+        warmth.warmer.met(request((1, 2, again)), 2, 0.0, lambda: kept)
+    assert begin(warmth, cold) == 1
+    warmth.tick(0.0)
+    (sent,) = cold.streams
+    assert sent.path == route
+    assert sent.body.items() >= {"model": "m", "cache_salt": "00ff", **said}.items()
+    sent.answer()
+    assert warmth.warmer.results["warmed"] == 1
 
 
 def test_no_more_are_sent_than_the_rate_allows():
