@@ -31,14 +31,30 @@ from forebay.kernels.testing import error
 
 # (cache, new tokens, rows of a program): tile tokens, warps, stages, resident programs
 DECODE = {
-    ("bf16", 1, 16): [(64, 4, 3, 2), (64, 4, 3, 3), (64, 4, 4, 2), (128, 4, 2, 2)],
-    ("int8", 1, 16): [(128, 4, 3, 2), (128, 4, 3, 3), (64, 4, 4, 3)],
+    ("bf16", 1, 16): [
+        (64, 4, 3, 2),
+        (64, 4, 3, 3),
+        (64, 4, 4, 2),
+        (128, 4, 2, 2),
+        (32, 4, 6, 2),
+        (32, 4, 4, 3),
+        (64, 8, 3, 2),
+    ],
+    ("int8", 1, 16): [(128, 4, 3, 2), (128, 4, 3, 3), (64, 4, 4, 3), (64, 4, 6, 2), (128, 4, 4, 2)],
     ("fp8", 1, 16): [(128, 4, 3, 2), (128, 4, 3, 3), (64, 4, 4, 3)],
     ("bf16", 8, 32): [(64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 2)],
     ("bf16", 16, 64): [(64, 4, 3, 2), (64, 4, 3, 1), (128, 8, 2, 1)],
     ("bf16", 64, 128): [(64, 8, 3, 1), (128, 8, 2, 1)],
 }
-PREFILL = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 3)]
+# rows, tile tokens, warps, stages, no masks below the diagonal, the Gluon kernel's tile and buffers
+PREFILL = [
+    (128, 64, 8, 3, True, 128, 2),
+    (128, 64, 8, 3, True, 128, 3),
+    (128, 64, 8, 3, True, 64, 4),
+    (128, 64, 8, 3, True, 0),
+    (128, 64, 8, 4, True, 0),
+]
+PREFILL_SHAPES = ((2048, 0), (4096, 0), (8192, 0), (4096, 8192), (512, 32768))
 # rows, tile tokens, warps, stages, resident programs, parts of the output, the Gluon kernel
 MLA = {
     128: [
@@ -67,7 +83,7 @@ def decode_configs(kind: tuple[str, int, int]) -> list[DecodeConfig]:
 
 def prefill_configs() -> list[PrefillConfig]:
     """All settings to try."""
-    return [PrefillConfig(*c, peel=True) for c in PREFILL]
+    return [PrefillConfig(*c) for c in PREFILL]
 
 
 def meta_prefill(config: PrefillConfig, page: int) -> Callable[[], None]:
@@ -149,7 +165,7 @@ def sweep_decode(report: Report, scores: Scores) -> None:
 
 def sweep_prefill(report: Report, scores: Scores) -> None:
     """Time prefill's settings."""
-    for page, (chunk, prefix) in itertools.product((16, 64), ((4096, 0), (4096, 8192))):
+    for page, (chunk, prefix) in itertools.product((16, 64), PREFILL_SHAPES):
         mine = scores["prefill", "kv16-d128" if page >= 64 else "kv16-d128-gather"]
         bench = Bench("L3-8B", page=page, gib=2)
         _, cache = bench.sets([chunk + prefix], 1)[0]

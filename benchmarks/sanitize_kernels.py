@@ -53,7 +53,7 @@ def decode() -> None:
 
 def prefill() -> None:
     """Two chunks, one over a prefix, then a write beside them."""
-    case = small([90, 200], [20, 33])
+    case = small([90, 400], [20, 33])
     got = paged_prefill(query=case.query, cache=case.cache, cu_query=case.cu_query)
     want, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
     assert_close(got, want, DTYPE)

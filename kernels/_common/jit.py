@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "find_sequence",
     "first_item",
     "load_pages",
     "next_item",
@@ -25,6 +26,21 @@ __all__ = [
     "visible_start",
     "words_to_halves",
 ]
+
+
+@triton.jit
+def find_sequence(cu_query_ptr, block, sequences, BLOCK_Q: tl.constexpr):
+    """Last sequence whose first block, `cu_query[b] // BLOCK_Q + b`, is not past `block`."""
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(cu_query_ptr + middle) // BLOCK_Q + middle
+        if first <= block:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @triton.jit

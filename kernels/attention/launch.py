@@ -2,6 +2,8 @@
 # (torch and triton are not installed where types are checked)
 """What decode's and prefill's launches have in common: types, strides, compile-time constants."""
 
+import functools
+import importlib
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from forebay.kernels._common.host import next_power_of_2
 
 from .layout import PagedCache, Rule
 
-__all__ = ["compute_dtype", "constants", "strides"]
+__all__ = ["compute_dtype", "constants", "gluon_kernel", "strides"]
 
 
 def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str]:
@@ -25,6 +27,14 @@ def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str
     if cache.is_quantised:
         return tl.float16, "tf32"
     return (tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16), "tf32"
+
+
+@functools.cache
+def gluon_kernel(name: str, version: str) -> Any:
+    """Return a Gluon kernel, or None: Gluon is experimental, and ours speaks Triton 3.6's."""
+    if not version.startswith("3.6."):
+        return None  # other versions may lack the names it imports
+    return getattr(importlib.import_module(f"{__package__}.{name}"), f"{name}_kernel")
 
 
 def strides(query: torch.Tensor, cache: PagedCache, out: torch.Tensor) -> tuple[int, ...]:

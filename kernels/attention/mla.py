@@ -10,9 +10,7 @@ Splits, plan and the merge of partial states are decode's; a partial state is 2 
 splits are kept long (see MIN_TOKENS). Stage 1 is in mla_kernels, and in mla_hopper for many heads.
 """
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -28,6 +26,7 @@ from forebay.kernels._common.host import (
 )
 
 from .decode import Workspace
+from .launch import gluon_kernel
 from .mla_kernels import mla_split_kernel
 from .splits import Plan, StaticSplits, make_plan, occupancy_splits
 from .states import decode_merge_kernel
@@ -67,16 +66,6 @@ def mla_config(*, query: torch.Tensor, latent: torch.Tensor, max_query_len: int 
 
 def _programs(query: torch.Tensor, config: MlaConfig, max_query_len: int) -> int:
     return -(-query.shape[1] * max_query_len // config.block_m) * config.parts
-
-
-@functools.cache
-def hopper_kernel(version: str) -> Any:
-    """Return the Gluon kernel, or None: Gluon is experimental, and ours speaks Triton 3.6's."""
-    if not version.startswith("3.6."):
-        return None
-    from .mla_hopper import mla_hopper_kernel  # noqa: PLC0415 - other versions may lack its names
-
-    return mla_hopper_kernel
 
 
 def _fits(query: torch.Tensor, latent: torch.Tensor, latent_dim: int, config: MlaConfig) -> bool:
@@ -187,7 +176,7 @@ def mla_decode(
         "SPLIT": split, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
     }  # fmt: skip
     fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
-    hopper = hopper_kernel(triton.__version__) if fits else None
+    hopper = gluon_kernel("mla_hopper", triton.__version__) if fits else None
     if hopper is not None:
         hopper[grid](*common, *counts, *strides, **constants, num_warps=8, launch_pdl=True)
     else:

@@ -9,6 +9,7 @@ One program per (kv head, block of query tokens). Its BLOCK_M rows are (token, q
 group) pairs: all heads of a group share the keys they read, and a short chunk still fills the rows.
 Tiles wholly below the diagonal run without a mask, the diagonal ones with one. The grid is an upper
 bound that needs no length on the host; blocks late in a sequence, the heavy ones, start first.
+On Hopper prefill_hopper has a kernel for the plain causal case.
 """
 
 from dataclasses import dataclass
@@ -17,29 +18,20 @@ import torch
 import triton
 import triton.language as tl
 
-from forebay.kernels._common.host import LOG2E, check, config_for, next_power_of_2
-from forebay.kernels._common.jit import load_pages
+from forebay.kernels._common.host import (
+    LOG2E,
+    check,
+    config_for,
+    next_power_of_2,
+    starts_early,
+)
+from forebay.kernels._common.jit import find_sequence, load_pages
 
-from .launch import constants, strides
+from .launch import constants, gluon_kernel, strides
 from .layout import PagedCache, Rule
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
 __all__ = ["PrefillConfig", "paged_prefill", "prefill_config"]
-
-
-@triton.jit
-def find_sequence(cu_query_ptr, block, sequences, BLOCK_Q: tl.constexpr):
-    """Last sequence whose first block, `cu_query[b] // BLOCK_Q + b`, is not past `block`."""
-    low = 0
-    high = sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        first = tl.load(cu_query_ptr + middle) // BLOCK_Q + middle
-        if first <= block:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @triton.jit(do_not_specialize=["sequences", "blocks", "stride_table"])
@@ -161,13 +153,19 @@ def prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Launch settings."""
+    """Launch settings.
+
+    hopper: tokens of a tile in the Gluon kernel of prefill_hopper, which runs where it applies;
+    hopper_stages: its buffers of keys, and of values.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     peel: bool = True
+    hopper: int = 0
+    hopper_stages: int = 2
 
 
 def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
@@ -186,6 +184,23 @@ def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
         found = config_for("prefill", f"{key}-gather", query.device, found)
     found["block_m"] = max(found["block_m"], next_power_of_2(group))
     return PrefillConfig(**found)
+
+
+def _fits(query: torch.Tensor, cache: PagedCache, rule: Rule, config: PrefillConfig) -> bool:
+    """Whether the Gluon kernel covers these."""
+    dim = query.shape[2]
+    return (
+        config.hopper > 0
+        and starts_early(query.device)
+        and query.dtype == cache.key.dtype
+        and query.element_size() == 2
+        and dim == cache.value.shape[3]
+        and dim in (64, 128)
+        and config.block_m == 128
+        and query.stride(0) % 8 == query.stride(1) % 8 == 0
+        and not (rule.window or rule.soft_cap)
+        and rule.sinks is None
+    )
 
 
 def paged_prefill(
@@ -222,7 +237,20 @@ def paged_prefill(
     blocks = tokens // (config.block_m // group) + sequences
     table, indptr, stride_table = cache.index()
     scale = dim**-0.5 if scale is None else scale
-    prefill_kernel[(cache.kv_heads * blocks,)](
+    grid = (cache.kv_heads * blocks,)
+    hopper = None
+    if _fits(query, cache, rule, config):
+        hopper = gluon_kernel("prefill_hopper", triton.__version__)
+    if hopper is not None:
+        hopper[grid](
+            query, cache.key, cache.value, out, lse, table, indptr, cache.seq_lens, cu_query,
+            scale * LOG2E, sequences, blocks, stride_table, *strides(query, cache, out)[:10],
+            KV_HEADS=cache.kv_heads, GROUP=group, DIM=dim, PAGE=cache.page,
+            BLOCK_M=config.block_m, BLOCK_N=config.hopper, STAGES=config.hopper_stages,
+            num_warps=4,
+        )  # fmt: skip
+        return out
+    prefill_kernel[grid](
         query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
         table, indptr, cache.seq_lens, cu_query, rule.sinks,
         scale * LOG2E, rule.soft_cap * LOG2E, sequences, blocks, stride_table,

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from forebay.kernels.attention.mla import MlaConfig, hopper_kernel, mla_decode, mla_plan
+from forebay.kernels.attention.launch import gluon_kernel
+from forebay.kernels.attention.mla import MlaConfig, mla_decode, mla_plan
 from forebay.kernels.attention.reference import mla_decode_reference
 from forebay.kernels.testing import DEVICE, DTYPES, assert_close
 
@@ -78,8 +79,8 @@ def test_heads_and_new_tokens_fill_the_rows(heads: int, q: int) -> None:
 
 
 def test_the_gluon_kernel_is_left_alone_in_other_versions_of_triton() -> None:
-    assert hopper_kernel("3.5.1") is None
-    assert hopper_kernel("3.7.0") is None
+    assert gluon_kernel("mla_hopper", "3.5.1") is None
+    assert gluon_kernel("mla_hopper", "3.7.0") is None
 
 
 @pytest.mark.gpu

@@ -114,3 +114,19 @@ def test_a_long_chunk_with_the_shipped_configuration(page: int) -> None:
         page=page, dtype=torch.bfloat16,
     )  # fmt: skip
     check(case, config=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("page", [1, 16, 64, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (3, 1), (2, 2), (40, 1)], ids=str)
+@pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)], ids=str)
+@pytest.mark.parametrize(("tile", "stages"), [(64, 4), (128, 2), (128, 3)], ids=str)
+def test_the_gluon_kernel_over_pages_groups_dims_and_chunks(
+    page: int, heads: int, kv_heads: int, dim: int, dtype: Any, tile: int, stages: int
+) -> None:
+    case = make_case(
+        seq_lens=[300, 129, 1, 700, 128], query_lens=[300, 2, 1, 0, 128], heads=heads,
+        kv_heads=kv_heads, dim=dim, page=page, dtype=dtype, csr=page == 1,
+    )  # fmt: skip
+    check(case, config=PrefillConfig(128, 64, 8, 1, hopper=tile, hopper_stages=stages))
