@@ -53,9 +53,9 @@ ROWS = (
     (128, False, 0.8), (128, True, 0.8), (128, False, 0.0),
 )  # fmt: skip
 SWEEP = [
-    RejectionConfig(chunk, warps)
-    for chunk in (1024, 2048, 4096, 8192, 16384)
-    for warps in (2, 4, 8, 16)
+    RejectionConfig(chunk, warps, walk)
+    for chunk, warps in ((2048, 4), (4096, 4), (4096, 8), (8192, 4), (8192, 8), (8192, 16))
+    for walk in (4, 8, 16, 32)
 ]
 
 
@@ -88,7 +88,7 @@ def timed(sets: list[dict[str, Any]], config: RejectionConfig | None = None) -> 
 
 def sweep(report: Report) -> None:
     """Time every setting for three batches."""
-    for batch, drawn, temperature in (ROWS[0], ROWS[2], ROWS[4], ROWS[5]):
+    for batch, drawn, temperature in (ROWS[0], ROWS[2], ROWS[3], ROWS[4], ROWS[5]):
         sets = sets_of(batch, drawn=drawn, temperature=temperature)
         for config in SWEEP:
             us = timed(sets, config)

@@ -288,10 +288,14 @@ def rejection_residual_kernel(
 
 @dataclass(frozen=True, slots=True)
 class RejectionConfig:
-    """Launch settings; chunk: tokens of the vocabulary a program reads, a power of two."""
+    """Launch settings; chunk: tokens of the vocabulary a program reads, a power of two.
+
+    walk_warps: of the programs that judge and draw; they are few, and each is one long way.
+    """
 
     chunk: int
     num_warps: int
+    walk_warps: int = 8
 
 
 def rejection_config(*, logits: torch.Tensor, rows: int) -> RejectionConfig:
@@ -346,10 +350,9 @@ def rejection_sample(
     pdl = starts_early(device)
     block_c = next_power_of_2(chunks)
     fixed = {"CHUNKS": chunks, "BLOCK": config.chunk, "PDL": pdl, "launch_pdl": pdl}
-    fixed["num_warps"] = config.num_warps
     rejection_stats_kernel[(chunks, most + 1, sequences)](
         logits, cu_draft, temperature, part[0], part_arg, part[1], vocab, logits.stride(0),
-        **fixed,
+        **fixed, num_warps=config.num_warps,
     )  # fmt: skip
     arrived, stride_probs = None, 0
     if draft_probs is not None:
@@ -359,12 +362,13 @@ def rejection_sample(
         logits, draft, cu_draft, draft_probs, temperature, seeds, places, part[0], part_arg,
         part[1], out, accepted, arrived, vocab, most, logits.stride(0), stride_probs,
         BLOCK_C=block_c, BLOCK_K=next_power_of_2(most + 1), **fixed,
+        num_warps=config.walk_warps,
     )  # fmt: skip
     if draft_probs is not None:
         race_key = torch.empty(sequences * chunks, dtype=torch.float32, device=device)
         rejection_residual_kernel[(chunks, sequences)](
             logits, cu_draft, draft_probs, temperature, seeds, places, part[0], part[1], out,
             accepted, arrived, race_key, race_arg, vocab, most, logits.stride(0), stride_probs,
-            BLOCK_C=block_c, **fixed,
+            BLOCK_C=block_c, **fixed, num_warps=config.num_warps,
         )  # fmt: skip
     return out, accepted
