@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ class Lanes:
         # By number: one tuple may be two objects where this is compiled.
         known = self._entries.get(entry[2].id)
         return known is not None and known[1] == entry[1]
+
+    @property
+    def least(self) -> float:
+        """What decides first of the first of all; infinite when nothing waits."""
+        return self._heads[0][0][0] if self._heads else inf
 
     def first(self, fits: Callable[[Request], bool]) -> Request | None:
         """Return the first that `fits`, which is asked once a shape; None when none does."""

@@ -32,7 +32,7 @@ from .lanes import Lanes
 from .service import service_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from .contracts import Request
 
@@ -183,9 +183,7 @@ class Bounded:
         """Forget a request that left; False when it was not waiting."""
         if not self._by_size.discard(request):
             return False
-        if not self._by_age.discard(request):
-            self._large.discard(request)
-        self.pace.gone(self._sizes.pop(request.id), self._now)
+        self._forget(request)
         return True
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
@@ -193,24 +191,17 @@ class Bounded:
         self._now = now
         if self.uncached is not None and self._is_time(now):
             self._reread(now)
-        known: dict[Hashable, bool] = {}
-
-        def asked(request: Request) -> bool:
-            shape = request.shape
-            if shape not in known:
-                known[shape] = fits(request)
-            return known[shape]
-
-        request = self._oldest_late(now, asked)
+        request = self._oldest_late(now, fits)
         helped = request is not None
-        request = request or self._by_size.first(asked)
         if request is None:
-            return None
-        size = self._sizes[request.id]
+            request = self._by_size.first(fits)
+            if request is None:
+                return None
+        self._by_size.discard(request)
+        size = self._forget(request)
         self._work = self._work * _SPENT_FADES + size
         self._helped = self._helped * _SPENT_FADES + (size if helped else 0.0)
         self._dispatched += 1
-        self.discard(request)
         return request
 
     def ahead(self, request: Request) -> float:
@@ -221,12 +212,20 @@ class Bounded:
     def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
         if self._helped > self.share * self._work:
             return None
-        longest = self.pace.longest(now)
-        for lanes, bound in ((self._by_age, longest), (self._large, self.patience * longest)):
-            request = lanes.first(fits)
-            if request is not None and now - request.arrived > bound:
-                return request
-        return None
+        came_before = now - self.pace.longest(now)
+        request = _oldest(self._by_age, came_before, fits)
+        if request is None and len(self._large):
+            came_before = now - self.patience * (now - came_before)
+            request = _oldest(self._large, came_before, fits)
+        return request
+
+    def _forget(self, request: Request) -> float:
+        """Take a request that left by size out of the rest; return its size as it came."""
+        if not (len(self._large) and self._large.discard(request)):
+            self._by_age.discard(request)
+        size = self._sizes.pop(request.id)
+        self.pace.gone(size, self._now)
+        return size
 
     def _size(self, request: Request) -> float:
         if self.uncached is None:
@@ -250,6 +249,14 @@ class Bounded:
                 self._by_size.discard(request)
                 self._put(request, size)
                 self.rank_changes += 1
+
+
+def _oldest(lanes: Lanes, before: float, fits: Callable[[Request], bool]) -> Request | None:
+    """Return the oldest that came before then and fits."""
+    if lanes.least >= before:  # nobody needs to be asked
+        return None
+    request = lanes.first(fits)
+    return request if request is not None and request.arrived < before else None
 
 
 def _rung(size: float) -> int:
