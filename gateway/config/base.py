@@ -18,7 +18,7 @@ from forebay.adapters.sim_engine import read_fault
 from forebay.scheduler.engine_profiles import find_profile
 
 from .units import Substituted, parse_bytes, parse_count, parse_duration, parse_share, shown
-from .values import check_digest, check_secret, check_url
+from .values import check_digest, check_engine_url, check_secret, check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +59,7 @@ Share = Annotated[float, BeforeValidator(parse_share)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Url = Annotated[str, checked(check_url)]
+EngineUrl = Annotated[str, checked(check_engine_url)]
 Secret = Annotated[SecretStr, checked(check_secret)]
 Digest = Annotated[str, checked(check_digest)]
 Fault = Annotated[str, _told_by(read_fault, "fault")]

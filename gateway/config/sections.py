@@ -15,6 +15,7 @@ from .base import (
     Bytes,
     Count,
     Duration,
+    EngineUrl,
     Fault,
     ModelName,
     Name,
@@ -153,7 +154,7 @@ class Endpoint(Section):
     engine: Literal["vllm", "sglang", "trtllm", "llamacpp", "openai", "sim"] = Field(
         description="what software it is; `openai` is any other server with that API"
     )
-    url: Url | None = Field(
+    url: EngineUrl | None = Field(
         default=None, description="as `http://10.0.0.1:8000`; `sim` without one is embedded"
     )
     key: Secret | None = Field(default=None, description="the engine's own API key")

@@ -125,6 +125,14 @@ def check_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def check_engine_url(value: str) -> str:
+    """Return an address as `check_url` does; refuse one with the /v1 that is added to it."""
+    url = check_url(value)
+    if url.endswith("/v1"):
+        raise ValueError("must end before /v1, which forebay adds itself")
+    return url
+
+
 def check_zmq(value: str) -> str:
     """Return a ZMQ address, of a host and port or of a socket file."""
     if not value.isascii() or not value.isprintable() or " " in value:

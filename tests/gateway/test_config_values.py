@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.gateway.config.values import check_digest, check_secret, check_url
+from forebay.gateway.config.values import check_digest, check_engine_url, check_secret, check_url
 
 GOOD_DIGEST = "sha256:" + hashlib.sha256(b"fb_1_x").hexdigest()
 
@@ -61,6 +61,13 @@ def test_an_address_loses_its_trailing_slash(text: str, url: str | None):
 def test_a_wrong_address_is_refused(text: str):
     with pytest.raises(ValueError, match=r"must|no address"):
         check_url(text)
+
+
+def test_an_engines_address_ends_before_v1():
+    assert check_engine_url("https://h/api/") == "https://h/api"
+    for text in ("http://h:8000/v1", "http://h:8000/v1/", "https://h/api/v1"):
+        with pytest.raises(ValueError, match="must end before /v1, which forebay adds itself"):
+            check_engine_url(text)
 
 
 def test_credentials_in_an_address_are_not_repeated():
