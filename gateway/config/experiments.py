@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from forebay.policies.experiments.measures import MEASURES
 
 from .base import Count, Duration, ModelName, Name, Section, Share, checked
-from .units import parse_share, shown
+from .suggest import did_you_mean
+from .units import Substituted, parse_share, shown
 
 _PRIMARIES = Literal[
     "ttft", "ttft_p50", "ttft_p99", "tpot", "tpot_p50", "tpot_p99", "e2e", "e2e_p50", "e2e_p99",
@@ -126,7 +127,8 @@ def read_margin(value: object) -> object:
 
 def _measure(value: str) -> str:
     if value not in MEASURES:
-        raise ValueError(f"{shown(value)} is no measure; there are {', '.join(MEASURES)}")
+        hint = "" if isinstance(value, Substituted) else did_you_mean(value, MEASURES)
+        raise ValueError(f"{shown(value)} is no measure; there are {', '.join(MEASURES)}{hint}")
     return value
 
 

@@ -18,6 +18,8 @@ def read_limit(value: object) -> object:
         return 0
     if isinstance(value, int) and value < 1:
         raise ValueError("must be 1 or more, or 'auto'")
+    if isinstance(value, float) or (isinstance(value, str) and not value.strip().isdecimal()):
+        raise ValueError("must be a whole number, or 'auto'")
     return value
 
 

@@ -84,7 +84,7 @@ def faults(*experiments: str) -> list[tuple[str, str]]:
             "[0].eligible.hours",
             "'8-30' is no span of hours such as 8-18",
         ),
-        (f"{GOOD}, guardrails: {{ttfft: 5%}}", None, "'ttfft' is no measure"),
+        (f"{GOOD}, guardrails: {{ttfft: 5%}}", None, "did you mean 'ttft'?"),
         (
             f"{GOOD}, ramp: {{stages: [50%, 5%]}}",
             "[0].ramp.stages",

@@ -82,7 +82,8 @@ def test_watermarks_are_the_usual_four_where_none_are_named():
 def test_auto_is_a_limit():
     assert read(limit="auto").endpoints[0].max_in_flight == 0
     assert errors(limit="0") == [("endpoints[0].max_in_flight", "must be 1 or more, or 'auto'")]
-    assert errors(limit="some") == [("endpoints[0].max_in_flight", "must be a whole number")]
+    wrong = [("endpoints[0].max_in_flight", "must be a whole number, or 'auto'")]
+    assert [errors(limit=each) for each in ("some", "1.5", "'-3'")] == [wrong] * 3
 
 
 @pytest.mark.parametrize(
