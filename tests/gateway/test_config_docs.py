@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from pydantic import BeforeValidator
 
@@ -12,6 +12,8 @@ from forebay.gateway.config import base, experiments, load, scheduling, tenancy
 from forebay.gateway.config.sections import Config, Section
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -72,11 +74,17 @@ def _kind(field: FieldInfo) -> str:
     if get_origin(annotation) is dict:
         number = getattr(get_args(annotation)[1], "__origin__", None) is float
         return "mapping of names to numbers" if number else "list"
+    if get_origin(annotation) is tuple and get_origin(choices[0]) is Literal:
+        return f"list of {_choices(get_args(choices[0]))}"
     if get_origin(annotation) is tuple or any(get_origin(c) is tuple for c in choices):
         return "list"
     if choices in ([int], [float]):
         return "number"
-    return ", ".join(f"`{c}`" for c in choices) if isinstance(choices[0], str | int) else "text"
+    return _choices(choices) if isinstance(choices[0], str | int) else "text"
+
+
+def _choices(values: Iterable[Any]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
 
 
 def _unit(field: FieldInfo) -> str:
