@@ -105,11 +105,8 @@ class Monitor:
             restart = health.restarted(now)
             if restart is not None:
                 pool.upkeep.moved(endpoint, restart, now)
-        missing = pool.missing_models(endpoint)
-        if missing:
-            change = health.misconfigured(now, f"it serves none of the pool's models ({missing})")
-        else:
-            change = health.probe_passed(now)
+        unserved = pool.why_unserved(endpoint)
+        change = health.misconfigured(now, unserved) if unserved else health.probe_passed(now)
         if change is not None:
             pool.upkeep.moved(endpoint, change, now)
         pool.wake(now)

@@ -107,11 +107,14 @@ class Pool:
         """The names callers may ask for, each with the engine's name for it."""
         return self.section.models
 
-    def missing_models(self, endpoint: Endpoint) -> str:
-        """Name the pool's models when the endpoint serves none of them; empty when it does."""
+    def why_unserved(self, endpoint: Endpoint) -> str:
+        """Say why an endpoint serves none of the pool's models; empty when it serves some."""
         served = endpoint.view.models
         names = {self.engine_model(model) for model in self.models}
-        return "" if not served or served & names else ", ".join(sorted(names))
+        if not served or served & names:
+            return ""
+        wanted, has = (", ".join(sorted(each)[:3]) for each in (names, served))
+        return f"it serves none of the pool's models ({wanted}), but {has}"
 
     def engine_model(self, model: str) -> str:
         """Return the name that is sent on for a caller's."""

@@ -43,7 +43,7 @@ class FakePool:
         self.changes: list[Change] = []
         self.loads: list[Load] = []
         self.woken = 0
-        self.missing = ""
+        self.unserved = ""
         self.forgotten: list[object] = []
 
     def moved(self, _endpoint: object, change: Change, _now: float) -> None:
@@ -52,8 +52,8 @@ class FakePool:
     def restarted(self, endpoint: object) -> None:
         self.forgotten.append(endpoint)
 
-    def missing_models(self, _endpoint: object) -> str:
-        return self.missing
+    def why_unserved(self, _endpoint: object) -> str:
+        return self.unserved
 
     def wake(self, _now: float) -> None:
         self.woken += 1
@@ -135,10 +135,10 @@ def test_what_a_probe_means(run: Run, said: Any, state: State, reason: str):
 def test_an_engine_without_our_models_is_misconfigured(run: Run):
     async def main() -> None:
         async with watching(GOOD) as (monitor, pool, endpoint):
-            pool.missing = "m, n"
+            pool.unserved = "it serves none of m, n"
             await monitor.probe_once()
             assert endpoint.health.state is State.MISCONFIGURED
-            assert pool.changes[0].reason == "it serves none of the pool's models (m, n)"
+            assert pool.changes[0].reason == "it serves none of m, n"
 
     run(main())
 
