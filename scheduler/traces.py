@@ -19,6 +19,7 @@ say nothing about bursts, and a session's turns do not wait for one another.
 from __future__ import annotations
 
 import csv
+import re
 from datetime import datetime
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOONCAKE_BLOCK = 512
 _TAU_BLOCK = 64
+_UNREAD = re.compile(r"(?:invalid literal for int|could not convert string to float).*: ('.*')$")
 _FEW = 1
 """Prompt and output tokens are at least this: an engine samples from something, and something."""
 
@@ -117,7 +119,7 @@ def _json_rows(
         try:
             yield number, decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise ValueError(f"line {number}: is no JSON object: {error}") from None
 
 
 def _csv_rows(
@@ -143,7 +145,10 @@ def _format(names: frozenset[str]) -> _Format:
 
 
 def _said(error: Exception) -> str:
-    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"{error.args[0]!r} is missing"
+    unread = _UNREAD.match(str(error))
+    return f"{unread[1]} is no number here" if unread else str(error)
 
 
 def _request(  # noqa: PLR0913 - one for each thing a row may tell

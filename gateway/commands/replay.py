@@ -91,6 +91,10 @@ def run(arguments: Namespace) -> int:
     """Replay the traces."""
     from . import replay_plot, replay_runs
 
+    if arguments.plot is not None and not arguments.plot.parent.is_dir():
+        # Said before the runs, which may take long.
+        print(f"forebay replay: --plot: no folder '{arguments.plot.parent}'", file=sys.stderr)
+        return 2
     try:
         plan = replay_runs.make_plan(arguments)
     except ValueError as error:

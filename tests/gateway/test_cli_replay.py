@@ -168,6 +168,14 @@ def test_a_wrong_call_is_told_what_to_do(
     assert said in capsys.readouterr().err
 
 
+def test_a_picture_that_has_no_folder_is_refused_before_the_runs(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", trace, "--plot", str(tmp_path / "none" / "waits.svg")]) == 2
+    told = f"forebay replay: --plot: no folder '{tmp_path / 'none'}'\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_a_trace_that_cannot_be_read_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,13 +105,17 @@ def test_an_agents_calls_keep_their_session_and_blocks() -> None:
         ),
         (
             ["arrival_s,prompt_tokens,output_tokens", "0,1,2", "", "x,1,2"],
-            "line 4: could not convert string to float: 'x'",
+            "line 4: 'x' is no number here",
+        ),
+        (
+            ["arrival_s,prompt_tokens,output_tokens", "0,1,2.5"],
+            "line 2: '2.5' is no number here",
         ),
         (
             ["arrival_s,prompt_tokens,output_tokens", "0,-1,2"],
             "line 2: times and token counts must be at least 0",
         ),
-        (["{"], "line 1: "),
+        (["{"], "line 1: is no JSON object: "),
         (
             [
                 '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 6}',
