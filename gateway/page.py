@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64encode
 from hashlib import sha256
@@ -57,10 +58,26 @@ def describe(openapi: dict[str, Any]) -> str:
 
 def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
     text = escape(operation.get("description", operation.get("summary", "")))
-    parameters = ", ".join(escape(p["name"]) for p in operation.get("parameters", []))
+    parameters = ", ".join(_parameter(p) for p in operation.get("parameters", []))
     note = f"<p>Parameters: {parameters}</p>" if parameters else ""
     title = f"<h2>{escape(method.upper())} {escape(path)}</h2>"
-    return f'<section class="pool">{title}<p>{text}</p>{note}</section>'
+    return f'<section class="pool">{title}<p>{text}</p>{note}{_answer(operation)}</section>'
+
+
+def _parameter(said: dict[str, Any]) -> str:
+    values = said.get("schema", {}).get("enum", ())
+    about = " or ".join(values) or said.get("description", "")
+    return escape(said["name"] + (f" ({about})" if about else ""))
+
+
+def _answer(operation: dict[str, Any]) -> str:
+    content = operation.get("responses", {}).get("200", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    name = re.search(r'"#/components/schemas/(\w+)"', json.dumps(schema))
+    if name is None:
+        return ""
+    kind = escape(_kind(schema)).replace(name[1], f'<a href="#{name[1]}">{name[1]}</a>')
+    return f"<p>Answer: {kind}</p>"
 
 
 def _shape(name: str, schema: dict[str, Any]) -> str:
@@ -70,9 +87,8 @@ def _shape(name: str, schema: dict[str, Any]) -> str:
         for field, said in schema.get("properties", {}).items()
     )
     text = escape(schema.get("description", ""))
-    return (
-        f'<section class="pool"><h2>{escape(name)}</h2><p>{text}</p><table>{rows}</table></section>'
-    )
+    title = f'<h2 id="{escape(name)}">{escape(name)}</h2>'
+    return f'<section class="pool">{title}<p>{text}</p><table>{rows}</table></section>'
 
 
 def _kind(said: dict[str, Any]) -> str:

@@ -330,6 +330,25 @@ def test_the_description_shows_every_path_and_shape():
         assert name in described
 
 
+def test_the_description_says_what_a_path_takes_and_answers():
+    schema = {"type": "array", "items": {"$ref": "#/components/schemas/Arm"}}
+    takes = [
+        {"name": "what", "schema": {"enum": ["promote", "pause"]}},
+        {"name": "since", "description": "a UTC day", "schema": {"type": "string"}},
+    ]
+    answers = {"200": {"content": {"application/json": {"schema": schema}}}}
+    said = page.describe(
+        {
+            "info": {"title": "t", "version": "1"},
+            "paths": {"/a": {"get": {"parameters": takes, "responses": answers}}},
+            "components": {"schemas": {"Arm": {}}},
+        }
+    )
+    assert "<p>Parameters: what (promote or pause), since (a UTC day)</p>" in said
+    assert '<p>Answer: list of <a href="#Arm">Arm</a></p>' in said
+    assert '<h2 id="Arm">Arm</h2>' in said
+
+
 def test_the_description_escapes_what_it_shows():
     said = page.describe(
         {
