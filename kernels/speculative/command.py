@@ -100,7 +100,13 @@ def _add_train(actions: Any) -> None:
     train = actions.add_parser("train", help="train a head for a target model")
     train.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
     train.add_argument("--target", type=Path, required=True, help="a Llama checkpoint's folder")
-    train.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
+    train.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="tokenised texts, as `spec tokens` writes them",
+    )
     train.add_argument("--held-out", type=Path, nargs="+", help="tokenised texts to evaluate on")
     train.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     train.add_argument("--steps", type=whole(1), default=2000, help="batches (%(default)s)")

@@ -20,8 +20,19 @@ __all__ = ["add"]
 
 def add(actions: Any) -> None:
     """Declare the actions."""
-    doctor = actions.add_parser("doctor", help="say which way of speculation to use, and why")
-    doctor.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
+    doctor = actions.add_parser(
+        "doctor",
+        help="say which way of speculation to use, and why",
+        description="Draft for past answers again, as if they were being written, and say which "
+        "way of speculation that speaks for. `lookup` and `store` are tokens a step: 1 is no gain.",
+    )
+    doctor.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="tokenised texts, as `spec tokens` writes them",
+    )
     doctor.add_argument("--store", type=Path, help="a store to try; else the older half is one")
     doctor.add_argument("--engine", choices=ENGINES, help="show its flags for the advice")
     doctor.add_argument("--head", help="a head that you have")

@@ -24,7 +24,13 @@ def add(actions: Any) -> None:
     found.add_argument("--target", type=Path, required=True, help="a Llama checkpoint's folder")
     found.add_argument("--head", type=Path, required=True, help="what `spec train` wrote")
     found.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
-    found.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
+    found.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="tokenised texts, as `spec tokens` writes them",
+    )
     found.add_argument("--prompts", type=whole(1), default=32, help="how many (%(default)s)")
     found.add_argument("--prompt-tokens", type=whole(1), default=256, help="of each (%(default)s)")
     found.add_argument("--tokens", type=whole(1), default=128, help="of each answer (%(default)s)")

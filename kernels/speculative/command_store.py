@@ -39,7 +39,13 @@ def add(actions: Any) -> None:
     ):
         verb = verbs.add_parser(name, help=text)
         verb.add_argument("store", type=Path, help="the file; with --by-tenant a folder")
-        verb.add_argument("--data", type=Path, nargs="+", required=True, help="tokenised texts")
+        verb.add_argument(
+            "--data",
+            type=Path,
+            nargs="+",
+            required=True,
+            help="tokenised texts, as `spec tokens` writes them",
+        )
         verb.add_argument("--tenant", help="this tenant's answers only")
         verb.add_argument("--by-tenant", action="store_true", help="a store for each tenant")
         verb.add_argument("--shared", action="store_true", help="tenants share their answers")

@@ -72,6 +72,8 @@ def _text(line: str, where: str) -> Text:
         day, start = day_of(told.get("day", 0)), int(told.get("answer_from", 0))
         _check(tokens, start)
         return Text(tokens, start, day, str(told.get("tenant", "")))
+    except json.JSONDecodeError:
+        raise ValueError(f"{where}: is no JSON; `forebay spec tokens` makes such lines") from None
     except KeyError:
         raise ValueError(
             f"{where}: no 'tokens'; `forebay spec tokens` makes them from text"

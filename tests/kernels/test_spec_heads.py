@@ -136,10 +136,14 @@ def test_data_that_cannot_be_read_is_named_with_its_line(tmp_path: Path):
     path.write_text(
         '{"tokens": [1, 2], "answer_from": 1, "day": 3, "tenant": "x"}\n{"text": "a"}\n'
     )
+    other = tmp_path / "b.jsonl"
+    other.write_text("hello\n")
     texts = read_texts([path])
     assert next(texts) == Text(array("I", [1, 2]), 1, 3, "x")
     with pytest.raises(ValueError, match=r"a\.jsonl:2: no 'tokens'"):
         next(texts)
+    with pytest.raises(ValueError, match=r"b\.jsonl:1: is no JSON; `forebay spec tokens` makes"):
+        next(read_texts([other]))
 
 
 def test_checkpoints_survive_all_types(tmp_path: Path):
