@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "prefix",
         help="look at prefix caching, warm endpoints",
-        description="Look at prefix caching.",
+        description="Look at prefix caching, warm endpoints.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     replay = actions.add_parser(

@@ -27,7 +27,7 @@ def add(actions: Commands) -> None:
         "the rate of the pool's prefix.warm and only in the gaps that callers leave. It does so by "
         f"itself for endpoints that join. {KEY} holds the admin key, where there is one.",
     )
-    parser.add_argument("pool", help="which pool")
+    parser.add_argument("pool", metavar="POOL", help="which pool")
     parser.add_argument("endpoints", nargs="*", metavar="ENDPOINT", help="where (all of the pool)")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they are warm")
     add_address(parser)
