@@ -42,7 +42,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "lookup": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens}",
         "rest": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens}"
         " --speculative-ngram-external-corpus-path {store}",
-        "eagle": f"--speculative-algorithm EAGLE {_SGLANG}",
+        "eagle": f"--speculative-algorithm EAGLE {_SGLANG.replace('{head}', '{head}/sglang')}",
         "eagle3": f"--speculative-algorithm EAGLE3 {_SGLANG}",
     },
     "trtllm-1.2": {

@@ -117,7 +117,14 @@ def test_the_layouts_are_those_that_engines_load(target: Path, tmp_path: Path):
     )
     assert told["eagle3"][1]["architectures"] == ["LlamaForCausalLMEagle3"]
     assert told["eagle3"][1]["draft_vocab_size"] == 12
-    assert told["eagle3"][1]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    # In `eagle_config` SGLang would read them too, and add 1.
+    assert told["eagle3"][1]["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    assert told["eagle3"][1]["eagle_config"] == {"use_aux_hidden_state": True}
+    sglang = tmp_path / "eagle" / "sglang"
+    assert sorted(load_tensors(sglang)) == sorted([*told["eagle"][0], "fc.bias"])
+    assert json.loads((sglang / "config.json").read_text())["architectures"] == [
+        "LlamaForCausalLMEagle"
+    ]
     assert told["eagle"][1]["num_hidden_layers"] == 1
     assert told["medusa"][1]["num_heads"] == 2
 

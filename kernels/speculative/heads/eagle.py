@@ -110,7 +110,11 @@ class Eagle3Head(nn.Module):
         return ids + self.d2t[ids]
 
     def save(self, folder: Path) -> None:
-        """Write the layout that vLLM and SGLang load (their names for it are the same)."""
+        """Write the layout that vLLM and SGLang load (their names for it are the same).
+
+        The layers stand where vLLM looks first and SGLang does not look: it would add 1 to what it
+        read, and is right by itself, because the layers are both engines' own.
+        """
         config = self.config
         folder.mkdir(parents=True, exist_ok=True)
         tensors = self.state_dict()
@@ -122,10 +126,8 @@ class Eagle3Head(nn.Module):
             draft_vocab_size=len(self.d2t),
             target_hidden_size=config.hidden_size,
             tie_word_embeddings=False,
-            eagle_config={
-                "eagle_aux_hidden_state_layer_ids": list(self.features),
-                "use_aux_hidden_state": True,
-            },
+            eagle_aux_hidden_state_layer_ids=list(self.features),
+            eagle_config={"use_aux_hidden_state": True},
         )
         write_json(folder / "config.json", told)
 
@@ -134,7 +136,8 @@ class Eagle3Head(nn.Module):
         """Load what `save` wrote."""
         told, tensors = load_config(folder), load_tensors(folder)
         head = cls(LlamaConfig.of(told), told["draft_vocab_size"], layers=8)
-        head.features = tuple(told["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        name = "eagle_aux_hidden_state_layer_ids"
+        head.features = tuple(told.get(name) or told["eagle_config"][name])
         head.load_state_dict(tensors, strict=True)
         return head.to(device=device, dtype=dtype).eval()
 
@@ -173,12 +176,20 @@ class Eagle1Head(nn.Module):
         return ids
 
     def save(self, folder: Path) -> None:
-        """Write the layout that vLLM and SGLang load."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the layout that vLLM loads, and SGLang's into a folder `sglang` in it.
+
+        SGLang finds its model by another name, and adds a bias to what `fc` gives.
+        """
         kept = {name: value.bfloat16() for name, value in self.state_dict().items()}
-        save_tensors(folder / "model.safetensors", kept)
-        told = self.config.told(architectures=["LlamaForCausalLM"], num_hidden_layers=1, bias=False)
-        write_json(folder / "config.json", told)
+        no_bias = torch.zeros(self.config.hidden_size, dtype=torch.bfloat16)
+        for place, name, more in (
+            (folder, "LlamaForCausalLM", {}),
+            (folder / "sglang", "LlamaForCausalLMEagle", {"fc.bias": no_bias}),
+        ):
+            place.mkdir(parents=True, exist_ok=True)
+            save_tensors(place / "model.safetensors", kept | more)
+            told = self.config.told(architectures=[name], num_hidden_layers=1, bias=bool(more))
+            write_json(place / "config.json", told)
 
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Eagle1Head:
