@@ -260,6 +260,7 @@ class SharedMeter:
         """Tell the store all that it missed, and only then ask it again."""
         self._attempt += 1
         try:
+            await self._store.seen(self.replica)  # nothing missed would ask it nothing
             while True:
                 leases, owed = self._missed()
                 if not leases and not owed:

@@ -245,6 +245,7 @@ class Flaky:
         self.inner = MemoryStore(clock)
         self.random = random.Random(seed)
         self.away = away
+        self.seen_calls = 0
 
     async def apply(self, batches: Sequence[Batch]) -> list[list[Reply]]:
         await asyncio.sleep(0)
@@ -257,6 +258,7 @@ class Flaky:
         return replies
 
     async def seen(self, replica: str) -> int:
+        self.seen_calls += 1
         if self.random.random() < self.away:
             raise StoreAway(replica)
         return 2
@@ -398,6 +400,27 @@ def test_a_tenant_without_limits_does_not_need_the_store():
         return call.told
 
     assert asyncio.run(scenario()) == ["granted"]
+
+
+def test_a_store_that_misses_nothing_is_back_only_when_it_answers(until: Until):
+    clock = Clock()
+    store = Flaky(clock, away=2.0)
+
+    async def scenario() -> list[tuple[bool, int]]:
+        meter = meter_of(store, Caps(requests=10), now=clock)
+        meter.start()
+        await meter.beat()
+        states = [(meter.breaker.away, meter.breaker.times_away)]
+        await until(lambda: store.seen_calls > 3)
+        states.append((meter.breaker.away, meter.breaker.times_away))
+        store.away = 0.0
+        await until(lambda: not meter.breaker.away)
+        await meter.beat()
+        states.append((meter.breaker.away, meter.breaker.times_away))
+        await meter.close()
+        return states
+
+    assert asyncio.run(scenario()) == [(True, 1), (True, 1), (False, 1)]
 
 
 def test_a_store_that_is_away_tells_nothing():
