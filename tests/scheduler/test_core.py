@@ -228,3 +228,39 @@ def test_a_life_with_classes_sees_everything_that_can_happen():
         "longest_wait",
         "overloaded",
     }
+
+
+class Counting(int):
+    """A sequence number that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counting.compared += 1
+        return int(self) < int(other)
+
+    def __eq__(self, other: object) -> bool:
+        Counting.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("order", ["fair", "ml"])
+def test_with_guards_a_decision_looks_at_a_few_dozen_of_a_hundred_thousand(order: str):
+    """All are alike, so every comparison comes down to who came first."""
+    waiting = 100_000
+    scheduling = Scheduling(order=order, predicts=True)
+    made = core(scheduling, EndpointView("a", "sim", 1), max_requests=2 * waiting)
+    going = made.submit(request(0), 0.0)
+    for number in range(1, waiting + 1):
+        made.submit(request(number, sequence=Counting(number)), 0.0)
+
+    Counting.compared = 0
+    for number in range(1, 501):
+        assert going is not None
+        [going] = made.release(going, 0.0, 50.0)
+        made.submit(request(waiting + number, sequence=Counting(waiting + number)), 0.0)
+
+    assert Counting.compared / 1000 < 100
+    assert made.queued == waiting
