@@ -40,7 +40,7 @@ def _debug_headers(inbound: Inbound, outcome: Outcome) -> Iterator[tuple[bytes, 
     if inbound.pool.predicts:
         yield b"x-forebay-predicted-tokens", b"%d" % outcome.predicted_tokens
     prefix = inbound.pool.prefix
-    hit = None if prefix is None else prefix.expected(outcome.request_id)
+    hit = None if prefix is None else prefix.expected(inbound.request.id)
     if hit is not None:
         yield b"x-forebay-prefix-hit-tokens", b"%d" % hit
     if inbound.trial is not None:

@@ -179,7 +179,8 @@ class App:
 
     def _refusal(self, error: ForebayError, path: str, message: Message | None = None) -> Refusal:
         """Word and note an answer to what never became a call."""
-        request_id = self._ids.next()
+        theirs = None if message is None else callers_id(message.headers.get(b"x-request-id"))
+        request_id = theirs or self._ids.next()
         now = self.now()
         outcome = Outcome(
             request_id=request_id,
@@ -198,8 +199,7 @@ class App:
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         headers += error.headers
-        theirs = None if message is None else callers_id(message.headers.get(b"x-request-id"))
-        headers.append((b"x-request-id", (theirs or request_id).encode()))
+        headers.append((b"x-request-id", request_id.encode()))
         return Refusal(error.status, dialect_of_path(path).body(error), tuple(headers))
 
     def serve(self, message: Message, responder: Responder) -> Guest | None:

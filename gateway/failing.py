@@ -89,7 +89,7 @@ def told(error: ForebayError, status: int) -> str:
 def final(verdict: Verdict, error: ForebayError, pool: str) -> ForebayError:
     """Turn the last attempt's failure into what the caller is told."""
     if verdict is Verdict.FULL:
-        text = f"all endpoints of pool '{pool}' are full: {error.message}"
+        text = f"an engine of pool '{pool}' is full, and no other may be tried: {error.message}"
         return Overloaded(text, retry_after=error.retry_after or RETRY_AFTER)
     if verdict is Verdict.MISSING_ROUTE:
         if isinstance(error, InvalidRequest) and error.status != 404:

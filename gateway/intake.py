@@ -239,7 +239,8 @@ def outcome_of(inbound: Inbound) -> Outcome:
     """Return what is known of a call's outcome before it has begun."""
     request = inbound.request
     return Outcome(
-        request_id=request.id,
+        request_id=inbound.shown_id,
+        engine_id="" if inbound.shown_id == request.id else request.id,
         pool=request.pool,
         route=request.route,
         tenant=request.tenant,

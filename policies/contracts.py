@@ -253,6 +253,7 @@ class Outcome(Struct, gc=False):
     """
 
     request_id: str
+    """The caller's where it was well-formed, as its answer says; else ours."""
     pool: str
     route: str
     tenant: str
@@ -289,6 +290,8 @@ class Outcome(Struct, gc=False):
     """The answer was whole, and there was nothing in it."""
     moved: str = ""
     """Why it went to another arm or pool than was meant for it; empty when it did not."""
+    engine_id: str = ""
+    """Our id, which engines are told, where `request_id` is the caller's."""
 
 
 @dataclass(slots=True)

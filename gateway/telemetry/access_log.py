@@ -108,6 +108,8 @@ class AccessLog:
         arm = f',"arm":"{code(o.experiment)}/{code(o.arm)}"' if o.experiment else ""
         if o.moved:
             arm += f',"moved":"{code(o.moved)}"'
+        if o.engine_id:
+            arm += f',"engine_request_id":"{code(o.engine_id)}"'
         return _LINE % (
             *(date, code(o.request_id), names, o.status, "true" if o.stream else "false"),
             *(o.attempts, wait, ttft, o.ended - received),

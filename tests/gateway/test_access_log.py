@@ -101,6 +101,11 @@ def test_a_request_is_one_line_with_its_names_counts_and_times():
     ]
 
 
+def test_a_callers_own_id_stands_beside_the_one_that_engines_are_told():
+    (line,) = logged(replace(DONE, request_id="mine", engine_id="0af7651916cd")).lines
+    assert (line["request_id"], line["engine_request_id"]) == ("mine", "0af7651916cd")
+
+
 def test_a_request_that_was_never_placed_has_no_times_for_it():
     refused = Outcome(
         "r", "", Route.CHAT, "", status=429, finish=Finish.REJECTED, error="overloaded"

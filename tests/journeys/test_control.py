@@ -93,6 +93,21 @@ def test_no_control_header_arrives(go: Go, kit: Kit, engine: str):
     go(main())
 
 
+def test_a_refused_call_is_logged_by_its_callers_id(go: Go, kit: Kit):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole(OK)) as scripted,
+            kit.running(kit.config([scripted.section()])) as gateway,
+        ):
+            ask = kit.post(kit.chat(model="none"), headers="x-request-id: mine\r\n")
+            answer = await gateway.ask(ask)
+            assert (answer.status, answer.headers["x-request-id"]) == (404, "mine")
+            (outcome,) = gateway.outcomes
+            assert (outcome.request_id, outcome.engine_id) == ("mine", "")
+
+    go(main())
+
+
 def test_only_listed_headers_go_upstream(go: Go, kit: Kit):
     sent = (
         "accept: text/event-stream\r\nuser-agent: me\r\naccept-encoding: gzip, br\r\n"
@@ -112,7 +127,10 @@ def test_only_listed_headers_go_upstream(go: Go, kit: Kit):
             told = dict(line.split(": ", 1) for line in head)
             assert told.pop("host").startswith("127.0.0.1:")
             assert told.pop("content-length") == str(len(scripted.bodies[0]))
-            assert re.fullmatch("[0-9a-f]{32}", told.pop("x-request-id"))
+            ours = told.pop("x-request-id")
+            assert re.fullmatch("[0-9a-f]{32}", ours)
+            (outcome,) = gateway.outcomes
+            assert (outcome.request_id, outcome.engine_id) == ("mine", ours)
             parent = told.pop("traceparent").split("-")
             assert parent[1] == "0af7651916cd43dd8448eb211c80319c"
             assert told == {
