@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from .meter import Meter
     from .pools import Pool
     from .telemetry.traces import RequestTrace, Tracing
+
+
+logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
@@ -243,9 +247,13 @@ class App:
     ) -> Guest | None:
         """Go on with a request whose prompt has been cut into tokens, or could not be."""
         prefix, salt = inbound.pool.prefix, inbound.salt
-        if prefix is not None and salt is not None:
-            inbound.request = prefix.named(inbound.request, inbound.body, tokens, salt=salt)
-        return self._begin(inbound, message, responder)
+        try:
+            if prefix is not None and salt is not None:
+                inbound.request = prefix.named(inbound.request, inbound.body, tokens, salt=salt)
+            return self._begin(inbound, message, responder)
+        except Exception as error:  # noqa: BLE001 - nobody else would answer
+            self._failed(error, message, responder)
+            return None
 
     def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
         """Answer a request whose token has been verified."""
@@ -253,13 +261,22 @@ class App:
         if grant.tenant.name in self.paused:
             self.turn_away(_is_paused(), message, responder)
             return None
-        return self.serve(message, responder)
+        try:
+            return self.serve(message, responder)
+        except Exception as error:  # noqa: BLE001 - nobody else would answer
+            self._failed(error, message, responder)
+            return None
+
+    def _failed(self, error: Exception, message: Message, responder: Responder) -> None:
+        """Answer a request that a fault of the gateway's own keeps from becoming a call."""
+        logger.error("request failed", exc_info=error)
+        self.turn_away(ForebayError("the gateway failed"), message, responder)
 
     def refusal_of(self, error: Rejected, message: Message) -> Refusal:
         """Word an answer to a request that is not read to its end."""
         return self._refusal(error, message.path, message)
 
-    def turn_away(self, error: Rejected, message: Message, responder: Responder) -> None:
+    def turn_away(self, error: ForebayError, message: Message, responder: Responder) -> None:
         """Answer a whole request with an error that keeps it from becoming a call."""
         refusal = self._refusal(error, message.path, message)
         json = (b"content-type", b"application/json")

@@ -267,10 +267,10 @@ class Attempt:
 
     def _start(self, now: float, data: bytes) -> None:
         """Send the head with the first bytes."""
-        self.started = True
         self._relay.starting(self, now)
         self._relay.outcome.status = self._status
         self._responder.start(self._status, self._relay.head(self._type), data)
+        self.started = True
         self._responder.forget_body()
         self._inbound.forget_body()
         if self._responder.slow and self.stream is not None:

@@ -197,7 +197,6 @@ class Pool:
             if relay is None:  # it left in this very turn
                 self.release(placement, now)
                 continue
-            self._note_placed(placement)
             relay.placed(placement, now)
 
     def submit(self, relay: Relay, request: Request, now: float) -> None:
@@ -222,11 +221,10 @@ class Pool:
         else:
             if self.reading is not None and not request.avoid:
                 self.reading.idle()
-            self._note_placed(placement)
             relay.placed(placement, now)
         self._tell(others, now)
 
-    def _note_placed(self, placement: Placement) -> None:
+    def note_placed(self, placement: Placement) -> None:
         """Tell the endpoint's window and the prefixes where a request goes."""
         endpoint = self.endpoints.get(placement.endpoint)
         if endpoint is not None and endpoint.window is not None:
@@ -410,11 +408,16 @@ class Pool:
 
     def tick(self, now: float) -> None:
         """Let time pass: breakers half-open, slow starts, deadlines of those who wait."""
-        self.upkeep.tick(now)
-        self.dispatcher.tick(now)
-        if self.prefix is not None:
-            self.prefix.tick(now, self.endpoints)
-        self._flush()
+        try:
+            self.upkeep.tick(now)
+            self.dispatcher.tick(now)
+            if self.prefix is not None:
+                self.prefix.tick(now, self.endpoints)
+            self._flush()
+        finally:  # whoever waits is told in time, whatever is wrong here
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
         deadline = self.dispatcher.next_deadline
         if deadline is not None and deadline <= now:
             self._expired(self.dispatcher.expire(now), now)

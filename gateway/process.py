@@ -243,21 +243,26 @@ class Process:
         while True:
             await asyncio.sleep(TICK)
             now = time.monotonic()
-            try:
-                self.telemetry.flush()
-                self.experiments.tick(now)
-                if now - checked >= CHECKS:
-                    checked = now
-                    self._check(now)
-                if now - swept >= SWEEP:
-                    swept = now
-                    self.connections.sweep(now)
-            except Exception:
-                logger.exception("tick failed")
+            self._try(self.telemetry.flush)
+            self.experiments.tick(now)
+            if now - checked >= CHECKS:
+                checked = now
+                self._check(now)
+            if now - swept >= SWEEP:
+                swept = now
+                self._try(self.connections.sweep, now)
+
+    @staticmethod
+    def _try(step: Callable[..., None], *arguments: object) -> None:
+        """Do one of many things: a fault in it is no reason to leave out the others."""
+        try:
+            step(*arguments)
+        except Exception:
+            logger.exception("tick failed")
 
     def _check(self, now: float) -> None:
-        for pool in self._assembly.pools.values():
-            pool.tick(now)
+        for pool in tuple(self._assembly.pools.values()):
+            self._try(pool.tick, now)
         for relay in tuple(self.app.active):
             try:
                 relay.check(now)

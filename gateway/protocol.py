@@ -148,12 +148,12 @@ class HttpProtocol:
         self._reader.stop()
         self._count_taken()
         guest, self._guest = self._guest, None
-        if guest is not None:
-            guest.caller_left()
         for message in (self._answering, *self._pipeline):
             self._release(message)
         self._answering = None
         self._pipeline.clear()
+        if guest is not None:
+            guest.caller_left()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. A caller that shuts its side down counts as gone."""

@@ -43,6 +43,8 @@ from .places import (
 from .time_limits import hold_start, hold_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.policies.contracts import Placement, Request
 
     from .app import App
@@ -137,6 +139,15 @@ class Relay:
 
         Others may be next in line, and whose fault it was would not be told to them.
         """
+        try:
+            self._send(placement, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's alone
+            self.broke(error)
+            pool = self._inbound.pool
+            if pool.dispatcher.holds(placement):
+                pool.release(placement, now)
+
+    def _send(self, placement: Placement, now: float) -> None:
         self._state = advance(self._state, _PLACE)
         inbound, outcome = self._inbound, self.outcome
         outcome.endpoint = placement.endpoint
@@ -144,6 +155,7 @@ class Relay:
         if outcome.placed is None:
             outcome.placed = now
         pool = inbound.pool
+        pool.note_placed(placement)
         if pool.recallable is not None and self.request.stream:
             pool.recallable[self.request.id] = self
         inbound.call.priority = pool.priority(self.request)
@@ -160,15 +172,17 @@ class Relay:
             attempt.open()
         except InvalidRequest as error:
             self.failed(attempt, Verdict.MISSING_ROUTE, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's alone
-            self.broke(error)
 
     def expired(self, now: float) -> None:
         """Give up waiting: the deadline has come and nothing could be placed."""
-        self.reject(not_started(self.request.pool, now - self.request.arrived))
+        error = not_started(self.request.pool, now - self.request.arrived)
+        self._alone(lambda: self.reject(error))
 
     def recalled(self) -> None:
         """Wait again: a higher class got the place, and no byte of the answer had come."""
+        self._alone(self._recall)
+
+    def _recall(self) -> None:
         self._state = advance(self._state, Event.RECALL)
         if self._attempt is not None:
             self._attempt.close()
@@ -179,12 +193,22 @@ class Relay:
     def refused(self, error: Rejected) -> None:
         """See meter.Asking. Says nothing of a pool or an arm: the limit is the tenant's own."""
         self._inbound.trial = None
-        self.reject(error)
+        self._alone(lambda: self.reject(error))
 
     def ousted(self, error: Rejected) -> None:
         """Give up waiting: displaced, too late to start, or a reload took away what it is for."""
+        self._alone(lambda: self._oust(error))
+
+    def _oust(self, error: Rejected) -> None:
         if not (self._inbound.places and self._move(reason_of(error), self._app.now())):
             self.reject(error)
+
+    def _alone(self, step: Callable[[], object]) -> None:
+        """Take a step that others do not hear of if it fails: they wait to be told something."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's alone
+            self.broke(error)
 
     # -- what an attempt tells -------------------------------------------------------------------
 
@@ -203,13 +227,15 @@ class Relay:
         self, attempt: Attempt, verdict: Verdict, error: ForebayError, *, sent: bool = False
     ) -> None:
         """Decide on a retry: the only place that does."""
+        now, pool, endpoint = self._app.now(), self._inbound.pool, attempt.endpoint
         attempt.close()
         self._attempt = None
-        now, pool, endpoint = self._app.now(), self._inbound.pool, attempt.endpoint
-        pool.upkeep.judged(endpoint, verdict, told(error, attempt.status), now)
-        self._tries.ended(verdict, sent=sent)
-        wider = again(self.request, endpoint.name)
-        pool.release(attempt.placement, now)
+        try:
+            pool.upkeep.judged(endpoint, verdict, told(error, attempt.status), now)
+            self._tries.ended(verdict, sent=sent)
+            wider = again(self.request, endpoint.name)
+        finally:  # a place that is not given back is lost for good
+            pool.release(attempt.placement, now)
         if self._settled:
             return
         refused = pool.budget.refused
@@ -271,9 +297,10 @@ class Relay:
         inbound, now = self._inbound, self._app.now()
         if not any(reason in place.reasons for place in inbound.places):
             return False
-        attempt, self._attempt = self._attempt, None
+        attempt = self._attempt
         if attempt is not None:
             attempt.close()
+            self._attempt = None
             inbound.pool.release(attempt.placement, now)
         elif self._state is _QUEUED:
             inbound.pool.waiting.pop(self.request.id, None)
@@ -283,7 +310,7 @@ class Relay:
     def take_back(self, *, running: bool) -> None:
         """Leave an arm that was rolled back: what waits, and with `running` what has no byte."""
         if self._state is _QUEUED or (running and self._state in _UNSEEN):
-            self.leave(ROLLED_BACK)
+            self._alone(lambda: self.leave(ROLLED_BACK))
 
     def reject(self, error: Rejected) -> None:
         """Answer that the call is not begun, or not any more."""
@@ -335,11 +362,11 @@ class Relay:
 
     def drained(self) -> None:
         """End what the drain limit has left."""
-        self._stop(shutting_down(), Finish.DRAINED)
+        self._alone(lambda: self._stop(shutting_down(), Finish.DRAINED))
 
     def revoked(self, error: Rejected) -> None:
         """See meter.Asking."""
-        self._stop(error, Finish.DRAINED)
+        self._alone(lambda: self._stop(error, Finish.DRAINED))
 
     def broke(self, error: Exception) -> None:
         """End what a fault of the gateway's own has cut short: never silently, never half."""
@@ -354,9 +381,10 @@ class Relay:
             self.settle(Finish.ENGINE_ERROR)
 
     def _stop(self, error: ForebayError, finish: Finish) -> None:
-        if self._state is _STREAMING and self._attempt is not None:
-            self._attempt.stop()
-            self._attempt.end_with(error, finish)
+        attempt = self._attempt
+        if attempt is not None and attempt.started:
+            attempt.stop()
+            attempt.end_with(error, finish)
         else:
             self.answer_error(error, finish=finish)
 
@@ -371,23 +399,34 @@ class Relay:
         return head
 
     def settle(self, finish: Finish) -> None:
-        """Give everything back and write the outcome: once, whatever happens after."""
+        """Give everything back and write the outcome: once, whatever happens after.
+
+        Raises nothing, since most of those who settle a call have others to tell something.
+        """
         if self._settled:
             return
         self._settled = True
+        self._app.active.discard(self)
+        try:
+            self._settle(finish)
+        except Exception:
+            logger.exception("settling a request failed")
+
+    def _settle(self, finish: Finish) -> None:
         now, pool, outcome = self._app.now(), self._inbound.pool, self.outcome
         attempt, self._attempt = self._attempt, None
-        if self._state is _QUEUED:
-            pool.waiting.pop(self.request.id, None)
-            pool.dispatcher.leave(self.request)
         outcome.finish, outcome.ended = finish, now
         try:
+            if self._state is _QUEUED:
+                pool.waiting.pop(self.request.id, None)
+                pool.dispatcher.leave(self.request)
             self._state = advance(self._state, last_event(self._state, finish))
-            self._account(attempt)
-        finally:  # a place that is not given back is lost for good
-            self._app.active.discard(self)
-            if attempt is not None:
-                pool.release(attempt.placement, now, outcome)
+        finally:
+            try:
+                self._account(attempt)
+            finally:  # a place that is not given back is lost for good
+                if attempt is not None:
+                    pool.release(attempt.placement, now, outcome)
 
     def _account(self, attempt: Attempt | None) -> None:
         """Settle the lease, and tell of the outcome."""

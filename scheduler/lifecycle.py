@@ -80,6 +80,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RECEIVING, Event.QUEUE): State.QUEUED,
     (State.RECEIVING, Event.PLACE): State.PLACED,
     (State.RECEIVING, Event.REJECT): State.SETTLED,
+    (State.RECEIVING, Event.FAIL): State.SETTLED,
     (State.RECEIVING, Event.EXPIRE): State.SETTLED,
     (State.RECEIVING, Event.LEAVE): State.SETTLED,
     (State.RECEIVING, Event.DRAIN): State.SETTLED,

@@ -224,7 +224,9 @@ class SharedMeter:
         ]
         try:
             replies = await self._store.apply(batches)
-        except StoreAway as error:
+        except Exception as error:
+            if not isinstance(error, StoreAway):
+                logger.exception("counting failed")
             self._lost(str(error))
             for a in asked:
                 self._answer(a, [None] * len(a.operations))
@@ -268,7 +270,9 @@ class SharedMeter:
                 # The last call: what comes meanwhile waits for it, lest there always be some more.
                 self._closing = self._closing or len(leases) + len(owed) < MOST
                 await self._tell_missed(leases, owed)
-        except StoreAway:
+        except Exception as error:
+            if not isinstance(error, StoreAway):
+                logger.exception("counting failed")
             self._closing = False
             self._decide_here()
             return
@@ -295,7 +299,7 @@ class SharedMeter:
             batch.operations.append(operation)
         try:
             await self._store.apply(list(batches.values()))
-        except StoreAway:
+        except Exception:
             self._owed = owed + self._owed
             raise
         for lease in leases:

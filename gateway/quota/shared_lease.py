@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Rejected
+from forebay.policies.contracts import Overloaded, Rejected
 
 from .store import Assert, Reply, Reserved, Settle
 from .tariff import NOTHING, charge_of, headers_of
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from .shared import SharedMeter
     from .tariff import Tariff
+
+logger = logging.getLogger(__name__)
 
 _ASKED, _HELD, _HERE, _OVER = range(4)
 
@@ -63,6 +66,15 @@ class SharedLease:
 
     def answered(self, reply: Reply | None) -> None:
         """Take the store's answer to the reservation; None: there was none."""
+        try:
+            self._take(reply)
+        except Exception:
+            logger.exception("answering a call failed")
+            self.asking.refused(
+                Overloaded("the call could not be counted; send it again", status=503)
+            )
+
+    def _take(self, reply: Reply | None) -> None:
         over, self.pending = self._state is _OVER, False
         if reply is None:
             self.uncertain = True

@@ -437,3 +437,47 @@ def test_a_store_that_is_away_tells_nothing():
         await meter.close(0.0)
 
     asyncio.run(scenario())
+
+
+class Strange:
+    """A store that fails as none should, some times."""
+
+    def __init__(self, faults: int) -> None:
+        self.inner = MemoryStore(asyncio.get_running_loop().time)
+        self.faults = faults
+
+    async def apply(self, batches: Sequence[Batch]) -> list[list[Reply]]:
+        self.faults -= 1
+        if self.faults >= 0:
+            raise LookupError("a bug")
+        return await self.inner.apply(batches)
+
+    async def seen(self, replica: str) -> int:
+        del replica
+        return 1
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_a_fault_at_the_store_keeps_no_call_waiting(run: Run, until: Until, *, fail_open: bool):
+    async def scenario() -> None:
+        caps = Caps(requests=9, concurrent=9)
+        async with metering(Strange(3), caps, fail_open=fail_open) as meter:
+            calls = [ask(meter, f"c{n}") for n in range(3)]
+            await until(lambda: all(call.told for call in calls))
+            assert [call.told == ["granted"] for call in calls] == [fail_open] * 3
+            if not fail_open:
+                assert isinstance(calls[0].error, Overloaded)
+            await until(lambda: not meter.breaker.away)
+            after = ask(meter, "after")
+            await until(lambda: after.told)
+            assert after.told == ["granted"]
+            for call in (*calls, after) if fail_open else (after,):
+                call.end(used=1)
+            await until(lambda: not meter.waiting)
+            used = await meter.used("acme")
+            assert used.concurrent == 0
+
+    run(scenario())

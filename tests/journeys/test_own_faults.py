@@ -12,6 +12,7 @@ from forebay.policies.contracts import Finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.conftest import Peer
     from tests.journeys.conftest import Answer, Gateway, Go, Kit
@@ -52,6 +53,25 @@ class Once:
             self.failing = False
             raise ZeroDivisionError("clock")
         return self.clock()
+
+
+class Broken:
+    """Stands before some part and fails in one of its methods, the first time or always."""
+
+    def __init__(self, inner: Any, name: str, *, once: bool = False) -> None:
+        self.inner = inner
+        self.name = name
+        self.once = once
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self.name:
+            return getattr(self.inner, name)
+        if self.once:
+            self.name = ""
+        return self.fail
+
+    def fail(self, *_: Any, **__: Any) -> Any:
+        raise LookupError("broken")
 
 
 class Deaf:
@@ -191,5 +211,141 @@ def test_a_fault_while_one_is_held_to_its_limits_leaves_the_others_held(go: Go, 
             assert [answer.status for answer in answers] == [504] * 3
             await gateway.quiet()
             assert ["settled" in line for line in gateway.records.errors] == [True] * 3
+
+    go(main())
+
+
+@pytest.mark.parametrize(("part", "name"), [("budget", "request"), ("dispatcher", "submit")])
+def test_a_fault_before_a_call_is_placed_is_a_500(go: Go, kit: Kit, part: str, name: str):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole(OK)) as engine,
+            kit.running(kit.config([engine.section()]), errors=True) as gateway,
+        ):
+            setattr(gateway.pool, part, Broken(getattr(gateway.pool, part), name))
+            assert_told(gateway, await gateway.ask(kit.post(kit.chat())), "broken")
+            await gateway.quiet()
+
+    go(main())
+
+
+def test_a_fault_between_engine_and_head_of_a_stream_is_a_500(go: Go, kit: Kit):
+    async def main() -> None:
+        class Meter:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            def reserve(self, *asked: Any) -> Any:
+                return Broken(self.inner.reserve(*asked), "headers", once=True)
+
+        async def script(peer: Peer, _request: bytes, _number: int) -> None:
+            peer.send(kit.events_head() + kit.chunk(kit.delta("one")))
+            await peer.request()
+
+        async with (
+            kit.engine(script) as engine,
+            kit.running(kit.config([engine.section()]), errors=True) as gateway,
+        ):
+            gateway.app.meter = Meter(gateway.app.meter)  # type: ignore[assignment] - a seam
+            assert_told(gateway, await gateway.ask(kit.post(kit.chat(stream=True))), "broken")
+            await kit.until(lambda: engine.left)
+
+    go(main())
+
+
+def test_a_fault_in_judging_an_endpoint_holds_no_place(go: Go, kit: Kit):
+    async def main() -> None:
+        async with (
+            kit.engine(kit.whole({}, status=500)) as engine,
+            kit.running(kit.config([engine.section(max_in_flight=1)]), errors=True) as gateway,
+        ):
+            gateway.pool.upkeep = Broken(gateway.pool.upkeep, "judged")  # type: ignore[assignment] - a seam
+            for _ in range(3):
+                answer = await gateway.ask(kit.post(kit.chat()))
+                assert answer.json["error"]["message"] == "the gateway failed"
+            await gateway.quiet()
+
+    go(main())
+
+
+def test_a_fault_in_taking_note_of_a_placement_is_that_calls_alone(go: Go, kit: Kit):
+    async def main() -> None:
+        free = asyncio.Event()
+
+        async def slow(peer: Peer, _request: bytes, number: int) -> None:
+            if number == 0:
+                await free.wait()
+            peer.send(kit.whole(OK))
+
+        async with (
+            kit.engine(slow) as engine,
+            kit.running(
+                kit.config([engine.section(max_in_flight=1)], pool={"prefix": {}}), errors=True
+            ) as gateway,
+        ):
+            callers = [await gateway.caller() for _ in range(3)]
+            callers[0].send(kit.post(kit.chat()))
+            await kit.until(lambda: engine.requests)
+            gateway.pool.prefix = Broken(gateway.pool.prefix, "placed", once=True)  # type: ignore[assignment] - a seam
+            for caller in callers[1:]:
+                caller.send(kit.post(kit.chat()))
+            await kit.until(lambda: gateway.pool.dispatcher.queued == 2)
+            free.set()
+            answers = [await caller.answer() for caller in callers]
+            assert [answer.status for answer in answers] == [200, 500, 200]
+            for caller in callers:
+                caller.leave()
+            await gateway.quiet()
+
+    go(main())
+
+
+@pytest.mark.parametrize("fault", ["observer", "upkeep"])
+def test_all_who_wait_are_told_in_time_whatever_is_broken(go: Go, kit: Kit, fault: str):
+    async def main() -> None:
+        async def silent(peer: Peer, _request: bytes, _number: int) -> None:
+            await peer.request()
+
+        pool = {"queue": {"deadline": 0.2}}
+        async with (
+            kit.engine(silent) as engine,
+            kit.running(
+                kit.config([engine.section(max_in_flight=1)], pool=pool), errors=True
+            ) as gateway,
+            await gateway.caller() as first,
+        ):
+            first.send(kit.post(kit.chat()))
+            await kit.until(lambda: engine.requests)
+            if fault == "observer":
+                gateway.app.observer = Broken(gateway.app.observer, "settled")  # type: ignore[assignment] - a seam
+            else:
+                gateway.pool.upkeep = Broken(gateway.pool.upkeep, "tick")  # type: ignore[assignment] - a seam
+            answers = await asyncio.gather(*(gateway.ask(kit.post(kit.chat())) for _ in range(3)))
+            assert [answer.status for answer in answers] == [504] * 3
+            first.leave()
+            await gateway.quiet()
+
+    go(main())
+
+
+def test_a_fault_behind_the_cutting_of_a_prompt_is_a_500(go: Go, kit: Kit, tmp_path: Path):
+    async def main() -> None:
+        async def script(peer: Peer, request: bytes, _number: int) -> None:
+            cut = b"/tokenize" in request.split(b"\r\n", 1)[0]
+            peer.send(kit.whole({"tokens": [1, 2, 3], "count": 3} if cut else OK))
+
+        pool = {"prefix": {"mode": "auto", "tokenizer": "engine"}}
+        async with (
+            kit.engine(script, kind="vllm") as engine,
+            kit.running(
+                kit.config([engine.section(events=f"ipc://{tmp_path}/none")], pool=pool),
+                errors=True,
+            ) as gateway,
+        ):
+            gateway.pool.prefix = Broken(gateway.pool.prefix, "named")  # type: ignore[assignment] - a seam
+            answer = await gateway.ask(kit.post(kit.chat()))
+            assert answer.status == 500
+            assert answer.json["error"]["message"] == "the gateway failed"
+            await gateway.quiet()
 
     go(main())
