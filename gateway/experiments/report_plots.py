@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COLOURS = ("#3b6ea5", "#c05746", "#4f8a5b", "#8a6bb1", "#b08a2e")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 260, 60, 30
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 260, 60, 32, 30
+"""Of a drawing, and its margins: half of a label stands in the right one."""
 
 
 def plots(report: dict[str, Any]) -> list[str]:
@@ -59,7 +60,7 @@ def _line(curve: Sequence[float], low: float, high: float, index: int) -> str:
 
 
 def _x(value: float, low: float, high: float) -> float:
-    return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - 20)
+    return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(percent: float) -> float:
@@ -71,7 +72,8 @@ def _axes(low: float, high: float, name: str) -> str:
     for percent in (0, 50, 90, 99):
         y = _y(percent)
         marks.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>'
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+            f'stroke="#e3e3e3"/>'
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">p{percent}</text>'
         )
     for step in range(5):
