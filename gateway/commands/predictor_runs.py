@@ -39,6 +39,7 @@ def train(arguments: Namespace) -> str:
     from forebay.scheduler.length.encoder_fit import Fit
     from forebay.scheduler.length.encoder_train import Training
 
+    device = _device(arguments.device)
     found = read_folder(arguments.data, part=arguments.part, sets=arguments.sets)
     for name, why in found.left_out.items():
         print(f"left out {name}: {why}", file=sys.stderr)
@@ -50,7 +51,7 @@ def train(arguments: Namespace) -> str:
         training=Training(
             epochs=arguments.epochs,
             seed=arguments.seed,
-            device=arguments.device,
+            device=device,
             threads=arguments.threads,
         ),
         base=read_base(arguments.base),
@@ -69,6 +70,18 @@ def train(arguments: Namespace) -> str:
     if arguments.json:
         return json.dumps(told)
     return "\n".join(f"{name}: {value}" for name, value in told.items())
+
+
+def _device(name: str) -> str:
+    """Return a device that PyTorch can use, before time is spent. Raises ValueError."""
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+    except (AssertionError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"--device {name} cannot be used here: {said}") from None
+    return name
 
 
 class Progress:

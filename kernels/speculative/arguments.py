@@ -1,4 +1,6 @@
-"""Numbers of the command line that are refused at once where they can mean nothing."""
+# pyright: basic, reportMissingImports=false
+# (torch is not installed where types are checked)
+"""What the command line says, refused at once where it can mean nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["number", "whole"]
+__all__ = ["device", "number", "whole"]
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -37,3 +39,20 @@ def number(least: float, *, most: float = math.inf) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def device(name: str) -> str:
+    """Return a device that PyTorch can use; `auto` is a GPU where there is one.
+
+    Raises ValueError.
+    """
+    import torch  # noqa: PLC0415 - --help needs none
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (AssertionError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"--device {name} cannot be used here: {said}") from None
+    return name

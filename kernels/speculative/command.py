@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import command_advice, command_eval, command_store
-from .arguments import number, whole
+from .arguments import device, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,11 +144,9 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     from .heads.training import Recipe, Trainer  # noqa: PLC0415 - only where it is needed
     from .llama import load_llama  # noqa: PLC0415 - only where it is needed
 
-    device = arguments.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    target = load_llama(arguments.target, dtype=kind, device=device)
+    on = device(arguments.device)
+    kind = torch.bfloat16 if on.startswith("cuda") else torch.float32
+    target = load_llama(arguments.target, dtype=kind, device=on)
     corpus = Corpus(read_texts(arguments.data), end=arguments.end_token)
     held_out = None
     if arguments.held_out:

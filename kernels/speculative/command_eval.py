@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import number, whole
+from .arguments import device, number, whole
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -51,12 +51,10 @@ def _eval(arguments: Namespace) -> dict[str, Any]:
     from .reference.engine import Engine, Plain, Request  # noqa: PLC0415 - only where it is needed
     from .reference.laws import Sampling  # noqa: PLC0415 - only where it is needed
 
-    device = arguments.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    target = load_llama(arguments.target, dtype=kind, device=device)
-    head = load_head(arguments.method, arguments.head, dtype=kind, device=device)
+    on = device(arguments.device)
+    kind = torch.bfloat16 if on.startswith("cuda") else torch.float32
+    target = load_llama(arguments.target, dtype=kind, device=on)
+    head = load_head(arguments.method, arguments.head, dtype=kind, device=on)
     method = _method(arguments, head.requires_grad_(requires_grad=False), target)
     plain, engine, same, asked = Engine(target, Plain()), Engine(target, method), 0, 0
     for text in read_texts(arguments.data):

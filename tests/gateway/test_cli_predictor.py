@@ -229,6 +229,17 @@ def test_the_example_of_the_page_is_a_configuration():
     assert (own.predictor, own.prediction.budget) == ("encoder", 0.005)
 
 
+def test_a_device_that_cannot_be_used_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("torch")
+    call = ["predictor", "train", "--data", str(written(tmp_path, 2)), "--out", str(tmp_path / "w")]
+    assert main([*call, "--base", "scratch", "--device", "abacus"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("forebay predictor: --device abacus cannot be used here: ")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_encoder_is_trained_the_same_twice_and_learns(

@@ -306,3 +306,10 @@ def test_an_engine_that_refuses_or_is_not_there_is_told_with_its_reason(tmp_path
     assert failed(capsys, *words, url) == (
         f"forebay: {url}/tokenize: connection refused; is the engine running there?"
     )
+
+
+def test_a_device_that_cannot_be_used_is_refused_before_the_work(tmp_path, capsys):
+    words = ("--target", tmp_path, "--data", tmp_path / "none", "--device", "abacus")
+    told = "forebay: --device abacus cannot be used here: "
+    assert failed(capsys, "train", "--out", tmp_path / "o", *words).startswith(told)
+    assert failed(capsys, "eval", "--head", tmp_path, *words).startswith(told)
