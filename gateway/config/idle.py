@@ -6,6 +6,7 @@ Only what was written in the file is looked at, never a default.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ _RULES: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
 
 
 def _whole(config: Config) -> Found:
+    admin = config.server.admin
+    if admin is not None and admin.key is None and not _is_here(admin.host):
+        yield ("server", "admin", "host"), "lets nobody in from elsewhere: there is no 'key'"
     if "tenants" in config.model_fields_set and not config.tenants:
         yield ("tenants",), "is empty: nobody needs a key"
     named = {tenant.plan for tenant in config.tenants}
@@ -139,3 +143,10 @@ def _whole(config: Config) -> Found:
         yield ("state", "timeout"), "does nothing without 'url'"
     if "sample" in config.telemetry.model_fields_set and config.telemetry.otlp is None:
         yield ("telemetry", "sample"), "does nothing without 'otlp'"
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -135,6 +135,11 @@ KEY = f"'{digest_of('fb_x')}'"
             "telemetry.sample",
             "does nothing without 'otlp'",
         ),
+        (
+            file_of(rest="server: {admin: {host: 0.0.0.0}}"),
+            "server.admin.host",
+            "lets nobody in from elsewhere: there is no 'key'",
+        ),
     ],
 )
 def test_a_key_that_does_nothing_is_warned_of(text: str, path: str, why: str):
@@ -176,6 +181,8 @@ def test_what_does_nothing_in_an_experiment_is_warned_of(members: str, path: str
     "text",
     [
         EXPERIMENT % "split: {old: 0, new: 1}",
+        file_of(rest="server: {admin: {host: localhost}}"),
+        file_of(rest="server: {admin: {host: 0.0.0.0, key: canarycanarycanary}}"),
         EXPERIMENT % "ramp: {}, split: {new: 1}, promote: not_worse, margin: 3%",
         file_of("speculation: {}", endpoint=", speculative: ngram"),
         file_of("scheduling: {window: {}}", endpoint=", max_in_flight: auto"),
