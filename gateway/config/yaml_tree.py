@@ -92,6 +92,9 @@ def _compose(text: str) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = _readable(error.problem or error.context or "syntax")
+        begun = error.context_mark if (error.context or "").startswith("while ") else None
+        if mark and begun and begun.line < mark.line:
+            what += f"; look from line {begun.line + 1} on"
         raise ConfigErrors.single(
             f"is no YAML: {what}", line=mark.line + 1 if mark else 1
         ) from None

@@ -126,7 +126,10 @@ def test_values_from_the_environment_stay_out_of_messages_and_reprs(secret: str)
         ("# only a comment", (0, "", "is empty")),
         ("[]", (1, "", "must be a mapping")),
         ("version", (1, "", "must be a mapping")),
-        ("a: [1\nb: 2", (2, "", "is no YAML: expected ',' or ']', but got ':'")),
+        (
+            "a: [1\nb: 2",
+            (2, "", "is no YAML: expected ',' or ']', but got ':'; look from line 1 on"),
+        ),
         ("a: *b", (1, "", "is no YAML: found undefined alias 'b'")),
         ("a: 1\n--- \nb: 2", (2, "", "is no YAML: but found another document")),
         ("a: \x01", (1, "", "holds a character that YAML forbids")),
