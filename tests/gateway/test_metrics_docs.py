@@ -98,7 +98,7 @@ def test_every_field_of_a_request_line_is_described():
             kept.append(lines)
 
     log = AccessLog(Kept(), LabelSpace({}))
-    trial: dict[str, Any] = {"experiment": "x", "arm": "a", "moved": "stalled"}
+    trial: dict[str, Any] = {"experiment": "x", "arm": "a", "moved": "stalled", "engine_id": "e"}
     log.add(
         Outcome("r", "", Route.CHAT, "", **trial, trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     )
