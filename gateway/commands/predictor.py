@@ -65,6 +65,14 @@ def _add_train(commands: Commands) -> None:
     option("--layers", type=positive, default=6, help="of the encoder (%(default)s)")
     option("--vocabulary", type=positive, default=10000, help="pieces (%(default)s)")
     option("--epochs", type=positive, default=6, help="(%(default)s)")
+    option(
+        "--teachers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rounds of larger networks, four in each, that are trained first and learnt from; "
+        "a GPU's work (%(default)s)",
+    )
     option("--seed", type=int, default=0, help="(%(default)s)")
     option("--device", default="cpu", help="of PyTorch: cpu or cuda (%(default)s)")
     option(

@@ -48,6 +48,7 @@ def train(arguments: Namespace) -> str:
     how = Fit(
         layers=arguments.layers,
         vocabulary=arguments.vocabulary,
+        teachers=arguments.teachers,
         training=Training(
             epochs=arguments.epochs,
             seed=arguments.seed,

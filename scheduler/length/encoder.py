@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from .contracts import Example, LengthFeatures
 
-FORMAT = 2
+FORMAT = 3
 """Of the files; another one is refused."""
 FILES = ("meta.json", "model.onnx", "text.npz")
 OPINIONS = 2
@@ -61,7 +61,7 @@ class Shifts(NamedTuple):
 class Calibration:
     """What is put right after training, on prompts not trained on."""
 
-    ridge: float = 0.3
+    ridge: float = 0.25
     """Share of the ridges' residual in the blend."""
     stranger: float = 0.5
     """That share for a model that was not trained on: what is linear goes less astray."""

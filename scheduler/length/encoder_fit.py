@@ -19,9 +19,12 @@ import onnx
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from .encoder import OPINIONS, Calibration, Encoder, Parts, Said, Shifts, blend
+from .encoder import OPINIONS, Encoder, Parts
+from .encoder_calibrate import calibrate
 from .encoder_net import Exported, Shape
-from .encoder_train import Inputs, Training, train
+from .encoder_tables import Inputs
+from .encoder_teach import teach
+from .encoder_train import Task, Training, train
 from .fields import ROW, row_of
 from .kin import kin_of
 from .linear import (
@@ -35,8 +38,7 @@ from .linear import (
     prompt_weights,
 )
 from .means import ModelMeans
-from .scores import buckets_of
-from .slots import WIDTH, slots_of
+from .slots import WHOLE, WIDTH, slots_of
 from .text import COUNTED
 from .wordpiece import WordPiece, prune
 
@@ -56,14 +58,8 @@ _FULL = 4000
 _MOST_REPEATS = 5.0
 _FEW = 200
 """Examples under which nothing is kept for calibration."""
+_WHOLE_INNER = 1536
 _UNIT = 1e-6
-_PRIOR = 40.0
-"""Prompts that a kin's own calibration is drawn to the common one by."""
-_LONGEST = 3
-_SOFTMAX = (0.25, 0.5, 0.75)
-_MORE = (1.0, 1.25, 1.6, 2.0, 2.5)
-_MORE_USUAL = 1.6
-"""What told the longest as often as it came, in a trial on a fifth of the training part."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,8 @@ class Fit:
     vocabulary: int = 10_000
     kept: float = 0.06
     """Share of prompts that is kept for calibration."""
+    teachers: int = 0
+    """Rounds of teachers, see `encoder_teach`."""
     training: Training = field(default_factory=Training)
     base: tuple[Mapping[str, Any], Sequence[str]] | None = None
     """Weights of a BERT to start from, and its vocabulary in order; None: from scratch."""
@@ -107,15 +105,28 @@ def _train(
     examples: Sequence[Example], how: Fit, progress: Callable[[str, int, int], None]
 ) -> Parts:
     made = prepare(examples, how, progress)
-    net = train(
-        made.inputs,
-        made.shape,
-        how.training,
-        base=_start(how, made.parts.vocabulary),
-        progress=lambda step, steps, _loss: progress("train", step, steps),
-    )
+    task = Task(made.inputs, made.shape, _start(how, made.parts.vocabulary))
+    if how.teachers:
+        taught = teach(
+            _teachers(task, made, how),
+            how.training,
+            how.teachers,
+            lambda step, steps: progress("teachers", step, steps),
+        )
+        task = task._replace(taught=taught)
+    net = train(task, how.training, progress=lambda step, steps: progress("train", step, steps))
     progress("export", 0, 1)
-    return replace(made.parts, onnx=export(net))
+    return replace(made.parts, onnx=export(net.cpu()))
+
+
+def _teachers(task: Task, made: Prepared, how: Fit) -> Task:
+    """Return what teachers learn: the same, with all layers, and more of long prompts."""
+    wordpiece, layers = WordPiece(made.parts.vocabulary), how.layers
+    while how.base is not None and f"encoder.layer.{layers}.output.dense.weight" in how.base[0]:
+        layers += 1
+    shape = replace(made.shape, layers=layers, inner=_WHOLE_INNER)
+    slots = [slots_of(text, wordpiece, WHOLE) for text in made.texts]
+    return task._replace(inputs=made.inputs._replace(slots=slots), shape=shape)
 
 
 class Prepared(NamedTuple):
@@ -125,6 +136,8 @@ class Prepared(NamedTuple):
     shape: Shape
     parts: Parts
     """Without the network."""
+    texts: list[str]
+    """Of the prompts, in the order of `inputs`."""
 
 
 def prepare(
@@ -159,7 +172,8 @@ def prepare(
     )
     sizes = (len(parts.vocabulary), len(parts.models) + 1, len(kin.names))
     shape = Shape(*sizes, how.layers, inner=how.inner)
-    return Prepared(_inputs(examples, prompts, answers, parts, (opinions, counts)), shape, parts)
+    inputs = _inputs(examples, prompts, answers, parts, (opinions, counts))
+    return Prepared(inputs, shape, parts, prompts.texts)
 
 
 def _inputs(
@@ -214,6 +228,7 @@ def _card(examples: Sequence[Example], prompts: int, how: Fit) -> dict[str, Any]
         "sets": _sets(examples),
         "layers": how.layers,
         "inner": how.inner,
+        "teachers": how.teachers,
         "training": asdict(how.training),
         "from_scratch": how.base is None,
     }
@@ -297,82 +312,3 @@ def export(net: Net) -> bytes:
             per_channel=True,
         )
         return path.read_bytes()
-
-
-def calibrate(
-    encoder: Encoder, examples: Sequence[Example], rng: np.random.Generator
-) -> Calibration:
-    """Return what makes an encoder's predictions right on examples that it has not seen.
-
-    Of a prompt's many answers only a few count, so that no set outweighs the others.
-    """
-    if not examples:
-        return Calibration()
-    some = _thinned(examples, rng)
-    said = encoder.say([example.features for example in some])
-    tokens = np.array([example.tokens for example in some], dtype=float)
-    first = Calibration()
-    errors = np.log1p(tokens) - np.array([blend(each, first).rank for each in said])
-    common = _shifts(said, errors)
-    kin = {
-        name: _drawn(_shifts(*_of_kin(said, errors, name)), common, _prompts(some, said, name))
-        for name in sorted({each.kin for each in said} - {""})
-    }
-    return _weigh(said, buckets_of(tokens), replace(first, shifts=common, kin=kin))
-
-
-def _shifts(said: Sequence[Said], errors: NDArray[np.float64]) -> Shifts:
-    """Return what makes .1, .5 and .9 of the errors lie below the quantiles."""
-    low = np.quantile(errors - np.array([each.low for each in said]), 0.1)
-    high = np.quantile(errors - np.array([each.high for each in said]), 0.9)
-    return Shifts(float(low), float(np.quantile(errors, 0.5)), float(high))
-
-
-def _of_kin(
-    said: Sequence[Said], errors: NDArray[np.float64], name: str
-) -> tuple[list[Said], NDArray[np.float64]]:
-    rows = [number for number, each in enumerate(said) if each.kin == name]
-    return [said[row] for row in rows], errors[rows]
-
-
-def _prompts(examples: Sequence[Example], said: Sequence[Said], name: str) -> int:
-    return len({e.features.text for e, s in zip(examples, said, strict=True) if s.kin == name})
-
-
-def _drawn(own: Shifts, common: Shifts, prompts: int) -> Shifts:
-    """Draw a kin's shifts to the common ones, the more the fewer prompts they are from."""
-    share = prompts / (prompts + _PRIOR)
-    return Shifts(*(share * a + (1 - share) * b for a, b in zip(own, common, strict=True)))
-
-
-def _thinned(examples: Sequence[Example], rng: np.random.Generator) -> list[Example]:
-    by_text: dict[str, list[Example]] = {}
-    for example in examples:
-        by_text.setdefault(example.features.text, []).append(example)
-    return [
-        own[number] for own in by_text.values() for number in sorted(rng.permutation(len(own))[:6])
-    ]
-
-
-def _weigh(said: Sequence[Said], wanted: NDArray[np.int64], shaped: Calibration) -> Calibration:
-    """Choose the buckets' weights: right often, and the longest told as often as it comes.
-
-    Few long answers are among those kept, so what is usual wins unless they speak up against it.
-    """
-    long = int((wanted == _LONGEST).sum())
-    if not long:
-        return shaped
-    best, found = -1.0, shaped
-    for softmax in _SOFTMAX:
-        tried = [replace(shaped, softmax=softmax, more=more) for more in _MORE]
-        told = [np.array([np.argmax(blend(s, each).buckets) for s in said]) for each in tried]
-        off = [
-            abs(int((each == _LONGEST).sum()) - long) / long
-            + 0.3 * abs(np.log2(more / _MORE_USUAL))
-            for each, more in zip(told, _MORE, strict=True)
-        ]
-        number = int(np.argmin(off))
-        right = float((told[number] == wanted).mean()) - 0.004 * (softmax != shaped.softmax)
-        if right > best:
-            best, found = right, tried[number]
-    return found

@@ -4,7 +4,8 @@
 A batch is some prompts, and a few answers of each by different models: the prompt is read once. The
 loss adds four: Huber on the log length less the model's mean, a pairwise rank loss between answers
 of a batch, pinball losses of the .1 and .9 quantiles, and cross entropy over the buckets in which
-the longest weighs most. The weights kept are an average over the last steps.
+the longest weighs most. Where teachers have spoken, what they say is learnt beside the truth. The
+weights kept are an average over the last steps.
 """
 
 from __future__ import annotations
@@ -17,37 +18,21 @@ import torch
 from torch.nn import functional
 
 from .encoder_net import Net, Shape, learning_rates, start_from
-from .scores import buckets_of
-from .slots import WIDTH
+from .encoder_tables import Drawing, draws, tables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from .encoder_tables import Draw, Inputs, Tables
+
 _HEAVY = (1.0, 1.0, 1.0, 2.5)
 _TIE = 0.1
-
-
-class Inputs(NamedTuple):
-    """All that is trained on, in arrays."""
-
-    slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """Of each prompt: ids [S, 8], positions [S]."""
-    opinions: NDArray[np.float32]
-    kin: NDArray[np.float32]
-    """The kin of each model [M, K], by its number."""
-    counts: NDArray[np.float32]
-    starts: NDArray[np.int64]
-    """Where each prompt's answers begin in the arrays below, which stand prompt by prompt."""
-    models: NDArray[np.int64]
-    rows: NDArray[np.float32]
-    base: NDArray[np.float32]
-    """The model's mean log length; the first of `rows` is how far that is from the mean of all."""
-    tokens: NDArray[np.float32]
-    repeats: NDArray[np.float64]
-    """How often each prompt is seen in an epoch."""
+_EAGER = 3
+"""Steps on a GPU before one is recorded."""
+_READ_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -58,12 +43,14 @@ class Training:
     batch: int = 96
     answers: int = 8
     """At most so many of a prompt in a batch."""
-    rate: float = 1e-4
+    rate: float = 1.25e-4
     head_rate: float = 3e-3
     decay: float = 0.1
     rank: float = 0.3
     unknown: float = 0.1
     """Share of answers whose model is hidden, so that unknown models are learnt too."""
+    taught: float = 0.5
+    """Share of what teachers say in what is learnt, where they say something."""
     average: float = 0.998
     seed: int = 0
     device: str = "cpu"
@@ -71,180 +58,237 @@ class Training:
     """Of PyTorch on a CPU. Only one adds up in the same order each time."""
 
 
+class Task(NamedTuple):
+    """What to learn from, and what to start from."""
+
+    inputs: Inputs
+    shape: Shape
+    base: tuple[Mapping[str, Tensor], Mapping[str, int], list[str]] | None = None
+    """What `start_from` takes."""
+    taught: NDArray[np.float32] | None = None
+    """What teachers say of each answer."""
+
+
 def train(
-    inputs: Inputs,
-    shape: Shape,
+    task: Task,
     how: Training,
     *,
-    base: tuple[Mapping[str, Tensor], Mapping[str, int], list[str]] | None = None,
-    progress: Callable[[int, int, float], None] = lambda _step, _steps, _loss: None,
+    prompts: NDArray[np.int64] | None = None,
+    tables: Tables | None = None,
+    progress: Callable[[int, int], None] = lambda _step, _steps: None,
 ) -> Net:
-    """Return a trained network on the CPU; `base` is what `start_from` takes."""
+    """Return a trained network, on `how.device`.
+
+    `prompts` are those learnt from (all), `tables` the task's where they are there already.
+    """
     torch.manual_seed(how.seed)
     if how.threads:
         torch.set_num_threads(how.threads)
     rng = np.random.default_rng(how.seed)
-    net = Net(shape)
-    if base is not None:
-        start_from(net, *base)
-    net.kin.copy_(torch.from_numpy(inputs.kin))
+    if tables is None:
+        tables = tables_of(task.inputs, how.device, task.taught)
+    if prompts is None:
+        prompts = np.arange(len(task.inputs.slots))
+    net = Net(task.shape)
+    if task.base is not None:
+        start_from(net, *task.base)
+    net.kin.copy_(torch.from_numpy(task.inputs.kin))
     net.to(how.device).train()
-    kept = {name: value.detach().clone() for name, value in net.state_dict().items()}
-    optimizer = torch.optim.AdamW(_groups(net, how), betas=(0.9, 0.98))
-    batches = [batch for _ in range(how.epochs) for batch in _epoch(inputs, how, rng)]
-    for step, prompts in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rates(step, len(batches), group["peak"])
-        loss = _loss(net, _batch(inputs, prompts, how, rng), how)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        _average(kept, net, min(how.average, (1 + step) / (10 + step)))
+    drawing = Drawing(how.batch, how.answers, how.unknown)
+    steps = [draw for _ in range(how.epochs) for draw in draws(task.inputs, drawing, prompts, rng)]
+    _run(net, tables, how, steps, progress)
+    return net.eval()
+
+
+def _run(
+    net: Net,
+    tables: Tables,
+    how: Training,
+    steps: list[Draw],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Carry out all steps; the network ends with the average of its weights."""
+    own = [value for value in net.state_dict().values() if value.is_floating_point()]
+    kept = [value.clone() for value in own]
+    stepper = Stepper(net, tables, how)
+    for step, draw in enumerate(steps):
+        stepper.step(draw, step, len(steps))
+        share = min(how.average, (1 + step) / (10 + step))
+        torch._foreach_lerp_(kept, own, 1 - share)
         if step % 20 == 0:
-            progress(step, len(batches), float(loss.detach()))
-    net.load_state_dict(kept)
-    return net.cpu().eval()
+            progress(step, len(steps))
+    with torch.no_grad():
+        torch._foreach_copy_(own, kept)
 
 
-def _groups(net: Net, how: Training) -> list[dict[str, object]]:
-    heads = ("prompt.", "model.", "answer.")
-    own = [p for name, p in net.named_parameters() if name.startswith(heads)]
-    rest = [p for name, p in net.named_parameters() if not name.startswith(heads)]
-    return [
-        {"params": rest, "peak": how.rate, "weight_decay": how.decay},
-        {"params": own, "peak": how.head_rate, "weight_decay": how.decay},
-    ]
+class _Held(NamedTuple):
+    """A draw, on the device."""
 
-
-def _average(kept: dict[str, Tensor], net: Net, share: float) -> None:
-    state = net.state_dict()
-    names = [name for name in kept if kept[name].is_floating_point()]
-    torch._foreach_lerp_([kept[n] for n in names], [state[n] for n in names], 1 - share)
-
-
-def _epoch(inputs: Inputs, how: Training, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield the prompts of each batch: of like length, in random order."""
-    often = np.floor(inputs.repeats + rng.random(len(inputs.repeats))).astype(int)
-    prompts = rng.permutation(np.repeat(np.arange(len(often)), often))
-    sizes = np.array([len(positions) for _, positions in inputs.slots])
-    wide = how.batch * 32
-    batches: list[NDArray[np.int64]] = []
-    for start in range(0, len(prompts), wide):
-        some = prompts[start : start + wide]
-        some = some[np.argsort(sizes[some], kind="stable")]
-        batches += [some[at : at + how.batch] for at in range(0, len(some), how.batch)]
-    for number in rng.permutation(len(batches)):
-        if len(batches[number]) > 1:
-            yield batches[number]
-
-
-class _Batch(NamedTuple):
-    ids: Tensor
-    positions: Tensor
-    opinions: Tensor
-    counts: Tensor
+    prompts: Tensor
     of: Tensor
-    models: Tensor
-    rows: Tensor
-    base: Tensor
-    logs: Tensor
-    buckets: Tensor
+    answers: Tensor
+    hidden: Tensor
     weights: Tensor
 
 
-def _batch(
-    inputs: Inputs, prompts: NDArray[np.int64], how: Training, rng: np.random.Generator
-) -> _Batch:
-    ids, positions = _padded([inputs.slots[prompt] for prompt in prompts])
-    of, answers = _drawn(inputs.starts, prompts, how.answers, rng)
-    hidden = rng.random(len(answers)) < how.unknown
-    rows = inputs.rows[answers].copy()
-    base = inputs.base[answers] - np.where(hidden, rows[:, 0], 0.0).astype(np.float32)
-    rows[hidden, 0] = 0.0
-    weights = (1 / np.sqrt(np.bincount(of, minlength=len(prompts))))[of]
-    arrays = (
-        ids,
-        positions,
-        inputs.opinions[prompts],
-        inputs.counts[prompts],
-        of,
-        np.where(hidden, 0, inputs.models[answers]),
-        rows,
-        base,
-        np.log1p(inputs.tokens[answers]),
-        buckets_of(inputs.tokens[answers]),
-        (weights / weights.mean()).astype(np.float32),
-    )
-    return _Batch(*(torch.from_numpy(each).to(how.device, non_blocking=True) for each in arrays))
+class Stepper:
+    """Carries out steps of training; on a GPU as recorded graphs, one for each width."""
+
+    def __init__(self, net: Net, tables: Tables, how: Training) -> None:
+        self.net, self.tables, self.how = net, tables, how
+        self._cuda = how.device.startswith("cuda")
+        self._optimizer = _optimizer(net, how)
+        self._heavy = torch.tensor(_HEAVY, device=how.device)
+        size = how.batch * how.answers
+        numbers = torch.zeros(how.batch + 3 * size, dtype=torch.long, device=how.device)
+        self._numbers = numbers
+        prompts, of, answers, hidden = numbers.split([how.batch, size, size, size])
+        weights = torch.zeros(size, device=how.device)
+        self._held = _Held(prompts, of, answers, hidden, weights)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def step(self, draw: Draw, number: int, steps: int) -> None:
+        """Learn from a draw, the step of that number."""
+        numbers = (draw.prompts, draw.of, draw.answers, draw.hidden)
+        self._numbers.copy_(torch.from_numpy(np.concatenate(numbers)))
+        self._held.weights.copy_(torch.from_numpy(draw.weights))
+        for group in self._optimizer.param_groups:
+            rate = learning_rates(number, steps, group["peak"])
+            if self._cuda:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if not self._cuda:
+            self._learn(draw.width)
+        elif number < _EAGER:
+            self._apart(draw.width)
+        else:
+            self._graph(draw.width).replay()
+
+    def _apart(self, width: int) -> None:
+        """Learn beside the main stream, as what is to be recorded must have been run."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._learn(width)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _graph(self, width: int) -> torch.cuda.CUDAGraph:
+        if width not in self._graphs:
+            pool = next((graph.pool() for graph in self._graphs.values()), None)
+            graph = torch.cuda.CUDAGraph()
+            self._optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, pool=pool):
+                self._learn(width)
+            self._graphs[width] = graph
+        return self._graphs[width]
+
+    def _learn(self, width: int) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss(width).backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0, foreach=True)
+        self._optimizer.step()
+
+    def _loss(self, width: int) -> Tensor:
+        """Return the loss of the draw held."""
+        held, tables, net = self._held, self.tables, self.net
+        hidden = held.hidden > 0
+        rows, models = tables.rows[held.answers], tables.models[held.answers]
+        base = tables.base[held.answers] - rows[:, 0] * hidden
+        rows = torch.cat((rows[:, :1] * ~hidden[:, None], rows[:, 1:]), -1)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._cuda, cache_enabled=False):
+            read = net.read(
+                tables.ids[held.prompts, :width],
+                tables.positions[held.prompts, :width],
+                tables.opinions[held.prompts],
+                tables.counts[held.prompts],
+                exact=False,
+            )
+            said = net.say(read.index_select(0, held.of), models * ~hidden, rows)
+        return self._judge(said.float(), base, models * ~hidden)
+
+    def _judge(self, said: Tensor, base: Tensor, models: Tensor) -> Tensor:
+        held, tables, how = self._held, self.tables, self.how
+        logs, buckets = tables.logs[held.answers], tables.buckets[held.answers]
+        wanted = logs - base
+        told = functional.log_softmax(said[:, 3:], -1)
+        kinds = -told.gather(1, buckets[:, None])[:, 0] * self._heavy[buckets]
+        edges = _pinball(wanted - said[:, 0].detach() - said[:, 1], 0.1)
+        edges = edges + _pinball(wanted - said[:, 0].detach() - said[:, 2], 0.9)
+        if len(tables.taught):
+            taught = tables.taught[held.answers]
+            # Teachers say a residual to the model's mean; a hidden model's is another.
+            own = taught[:, 0] + tables.base[held.answers] - base
+            wanted = wanted + how.taught * (own - wanted)
+            soft = -(told * taught[:, 1:]).sum(-1)
+            kinds = kinds + how.taught * (soft - kinds)
+        fit = functional.huber_loss(said[:, 0], wanted, delta=1.0, reduction="none")
+        ranked = self._ranked(said[:, 0] + base, wanted + base, models)
+        return ((fit + edges + 0.5 * kinds) * held.weights).sum() + how.rank * ranked
+
+    def _ranked(self, said: Tensor, logs: Tensor, models: Tensor) -> Tensor:
+        """Return the loss over pairs of answers, of one model and of any, ties left out."""
+        of, there = self._held.of, self._held.weights > 0
+        chance = torch.rand(2, len(said), device=said.device)
+        other = torch.argsort(chance[0])
+        order = torch.argsort(models + chance[1] * 0.9)
+        losses = []
+        for first, second in (
+            (torch.arange(len(said), device=said.device), other),
+            (order[:-1], order[1:]),
+        ):
+            gap = logs[first] - logs[second]
+            told = (gap.abs() > _TIE) & (of[first] != of[second]) & there[first] & there[second]
+            loss = functional.softplus(-torch.sign(gap) * (said[first] - said[second]) * 2)
+            losses.append((loss * told).sum() / told.sum().clamp(min=1))
+        return losses[0] + losses[1]
 
 
-def _padded(
-    slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    width = max(len(positions) for _, positions in slots)
-    ids = np.zeros((len(slots), width, WIDTH), dtype=np.int64)
-    positions = np.zeros((len(slots), width), dtype=np.int64)
-    for number, (own, where) in enumerate(slots):
-        ids[number, : len(own)], positions[number, : len(own)] = own, where
-    return ids, positions
-
-
-def _drawn(
-    starts: NDArray[np.int64], prompts: NDArray[np.int64], most: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return answers, at most so many of a prompt, and the number in `prompts` of each's."""
-    of: list[int] = []
-    chosen: list[int] = []
-    for number, prompt in enumerate(prompts):
-        first, last = int(starts[prompt]), int(starts[prompt + 1])
-        some = min(most, last - first)
-        picked = (
-            rng.choice(last - first, some, replace=False) if some < last - first else range(some)
-        )
-        chosen += [first + int(each) for each in picked]
-        of += [number] * some
-    return np.array(of), np.array(chosen)
-
-
-def _loss(net: Net, batch: _Batch, how: Training) -> Tensor:
+def _optimizer(net: Net, how: Training) -> torch.optim.AdamW:
+    heads = ("prompt.", "model.", "answer.")
+    own = [p for name, p in net.named_parameters() if name.startswith(heads)]
+    rest = [p for name, p in net.named_parameters() if not name.startswith(heads)]
     cuda = how.device.startswith("cuda")
-    with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-        read = net.read(batch.ids, batch.positions, batch.opinions, batch.counts, exact=False)
-        said = net.say(read[batch.of], batch.models, batch.rows)
-    said = said.float()
-    wanted, weights = batch.logs - batch.base, batch.weights
-    middle = said[:, 0]
-    fit = (functional.huber_loss(middle, wanted, delta=1.0, reduction="none") * weights).mean()
-    edges = sum(
-        (_pinball(wanted - middle.detach() - said[:, at], share) * weights).mean()
-        for at, share in ((1, 0.1), (2, 0.9))
-    )
-    heavy = torch.tensor(_HEAVY, device=said.device)
-    kinds = functional.cross_entropy(said[:, 3:], batch.buckets, heavy, reduction="none")
-    return (
-        fit
-        + how.rank * _ranked(middle + batch.base, batch)
-        + edges
-        + 0.5 * (kinds * weights).mean()
-    )
+    groups = [
+        {
+            "params": some,
+            "peak": peak,
+            "weight_decay": how.decay,
+            "lr": torch.tensor(peak, device=how.device) if cuda else peak,
+        }
+        for some, peak in ((rest, how.rate), (own, how.head_rate))
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=cuda or None, capturable=cuda)
 
 
 def _pinball(over: Tensor, share: float) -> Tensor:
     return torch.maximum(share * over, (share - 1) * over)
 
 
-def _ranked(said: Tensor, batch: _Batch) -> Tensor:
-    """Return the loss over pairs of answers, of one model and of any, ties left out."""
-    other = torch.randperm(len(said), device=said.device)
-    order = torch.argsort(batch.models + torch.rand(len(said), device=said.device) * 0.9)
-    losses = []
-    for first, second in (
-        (torch.arange(len(said), device=said.device), other),
-        (order[:-1], order[1:]),
-    ):
-        gap = batch.logs[first] - batch.logs[second]
-        told = (gap.abs() > _TIE) & (batch.of[first] != batch.of[second])
-        loss = functional.softplus(-torch.sign(gap) * (said[first] - said[second]) * 2)
-        losses.append((loss * told).sum() / told.sum().clamp(min=1))
-    return losses[0] + losses[1]
+def say_all(net: Net, inputs: Inputs, tables: Tables, prompts: NDArray[np.int64]) -> Tensor:
+    """Return what a network says [A, SPOKEN] of every answer to these prompts, in their order."""
+    found: list[Tensor] = []
+    with torch.no_grad():
+        for at in range(0, len(prompts), _READ_AT_ONCE):
+            some = prompts[at : at + _READ_AT_ONCE]
+            chosen = torch.from_numpy(some).to(tables.ids.device)
+            read = net.read(
+                tables.ids[chosen],
+                tables.positions[chosen],
+                tables.opinions[chosen],
+                tables.counts[chosen],
+                exact=False,
+            )
+            answers = answers_of(inputs, some)
+            counts = inputs.starts[some + 1] - inputs.starts[some]
+            of = torch.from_numpy(np.repeat(np.arange(len(some)), counts)).to(chosen.device)
+            own = torch.from_numpy(answers).to(chosen.device)
+            found.append(net.say(read[of], tables.models[own], tables.rows[own]).float())
+    return torch.cat(found)
+
+
+def answers_of(inputs: Inputs, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of every answer to these prompts, in their order."""
+    counts = inputs.starts[prompts + 1] - inputs.starts[prompts]
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(inputs.starts[prompts] - before, counts)

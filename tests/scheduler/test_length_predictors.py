@@ -140,5 +140,5 @@ def test_weights_of_another_format_or_with_a_part_missing_are_refused():
 
     with pytest.raises(ValueError, match=r"model\.onnx missing"):
         Encoder.from_files({"meta.json": files["meta.json"], "text.npz": files["text.npz"]})
-    with pytest.raises(ValueError, match="weights of format 99; this version reads 2"):
+    with pytest.raises(ValueError, match="weights of format 99; this version reads 3"):
         Encoder.from_files({**files, "meta.json": b'{"format": 99}'})
