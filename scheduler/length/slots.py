@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     tail: int = TAIL
     short: int = SLOTS - 2
     """Tokens up to which each is read alone."""
-    slots: int = 39
+    slots: int = 38
     """For those of a longer prompt."""
 
 

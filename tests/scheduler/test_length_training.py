@@ -17,7 +17,7 @@ from forebay.scheduler.length.text import COUNTED
 
 PROMPTS = 60
 SHAPE = Shape(vocabulary=8, models=4, layers=1, width=24, heads=2, inner=24, prompt=16)
-HOW = Training(epochs=12, batch=10, answers=4, head_rate=1e-2, average=0.9)
+HOW = Training(epochs=20, batch=10, answers=4, head_rate=1e-2, average=0.9)
 
 
 def made_up(repeats: float = 1.0) -> Inputs:
