@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.adapters.openai import OpenAI
+from forebay.gateway import pools
 from forebay.policies.contracts import Finish
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tests.conftest import Peer
     from tests.journeys.conftest import Answer, Gateway, Go, Kit
 
+interpreted = pytest.mark.skipif(
+    not str(pools.__file__).endswith(".py"), reason="compiled, an attribute takes its class alone"
+)
 OK: dict[str, Any] = {"id": "c", "object": "chat.completion", "choices": []}
 
 
@@ -215,6 +219,7 @@ def test_a_fault_while_one_is_held_to_its_limits_leaves_the_others_held(go: Go, 
     go(main())
 
 
+@interpreted
 @pytest.mark.parametrize(("part", "name"), [("budget", "request"), ("dispatcher", "submit")])
 def test_a_fault_before_a_call_is_placed_is_a_500(go: Go, kit: Kit, part: str, name: str):
     async def main() -> None:
@@ -253,6 +258,7 @@ def test_a_fault_between_engine_and_head_of_a_stream_is_a_500(go: Go, kit: Kit):
     go(main())
 
 
+@interpreted
 def test_a_fault_in_judging_an_endpoint_holds_no_place(go: Go, kit: Kit):
     async def main() -> None:
         async with (
@@ -268,6 +274,7 @@ def test_a_fault_in_judging_an_endpoint_holds_no_place(go: Go, kit: Kit):
     go(main())
 
 
+@interpreted
 def test_a_fault_in_taking_note_of_a_placement_is_that_calls_alone(go: Go, kit: Kit):
     async def main() -> None:
         free = asyncio.Event()
@@ -300,7 +307,7 @@ def test_a_fault_in_taking_note_of_a_placement_is_that_calls_alone(go: Go, kit: 
     go(main())
 
 
-@pytest.mark.parametrize("fault", ["observer", "upkeep"])
+@pytest.mark.parametrize("fault", ["observer", pytest.param("upkeep", marks=interpreted)])
 def test_all_who_wait_are_told_in_time_whatever_is_broken(go: Go, kit: Kit, fault: str):
     async def main() -> None:
         async def silent(peer: Peer, _request: bytes, _number: int) -> None:
@@ -328,6 +335,7 @@ def test_all_who_wait_are_told_in_time_whatever_is_broken(go: Go, kit: Kit, faul
     go(main())
 
 
+@interpreted
 def test_a_fault_behind_the_cutting_of_a_prompt_is_a_500(go: Go, kit: Kit, tmp_path: Path):
     async def main() -> None:
         async def script(peer: Peer, request: bytes, _number: int) -> None:
