@@ -162,42 +162,46 @@ def test_a_fault_of_whoever_takes_note_holds_no_place(go: Go, kit: Kit):
     go(main())
 
 
-def test_a_fault_in_one_call_leaves_the_next_in_line_its_place(go: Go, kit: Kit):
-    async def main() -> None:
-        free = asyncio.Event()
+async def three_in_line(kit: Kit, put_in: Callable[[Gateway], None], **settings: Any) -> list[int]:
+    """Ask for one place three times; `put_in` a fault while two wait. Return the statuses."""
+    free = asyncio.Event()
 
-        async def slow(peer: Peer, _request: bytes, number: int) -> None:
-            if number == 0:
-                await free.wait()
-            peer.send(kit.whole(OK))
+    async def slow(peer: Peer, _request: bytes, number: int) -> None:
+        if number == 0:
+            await free.wait()
+        peer.send(kit.whole(OK))
 
-        class Second(Faulty):
-            asked = 0
-
-            def translate(self, call: Any) -> Any:
-                self.asked += 1
-                self.where = "translate" if self.asked == 1 else ""
-                return super().translate(call)
-
-        async with (
-            kit.engine(slow) as engine,
-            kit.running(kit.config([engine.section(max_in_flight=1)]), errors=True) as gateway,
-        ):
+    async with kit.engine(slow) as engine:
+        config = kit.config([engine.section(max_in_flight=1)], **settings)
+        async with kit.running(config, errors=True) as gateway:
             callers = [await gateway.caller() for _ in range(3)]
             callers[0].send(kit.post(kit.chat()))
             await kit.until(lambda: engine.requests)
-            gateway.pool.endpoints["e0"].adapter = Second("")  # type: ignore[assignment] - a seam, but for the class's name
+            put_in(gateway)
             for caller in callers[1:]:
                 caller.send(kit.post(kit.chat()))
             await kit.until(lambda: gateway.pool.dispatcher.queued == 2)
             free.set()
             answers = [await caller.answer() for caller in callers]
-            assert [answer.status for answer in answers] == [200, 500, 200]
             for caller in callers:
                 caller.leave()
             await gateway.quiet()
+    return [answer.status for answer in answers]
 
-    go(main())
+
+def test_a_fault_in_one_call_leaves_the_next_in_line_its_place(go: Go, kit: Kit):
+    class Second(Faulty):
+        asked = 0
+
+        def translate(self, call: Any) -> Any:
+            self.asked += 1
+            self.where = "translate" if self.asked == 1 else ""
+            return super().translate(call)
+
+    def put_in(gateway: Gateway) -> None:
+        gateway.pool.endpoints["e0"].adapter = Second("")  # type: ignore[assignment] - a seam, but for the class's name
+
+    assert go(three_in_line(kit, put_in)) == [200, 500, 200]
 
 
 def test_a_fault_while_one_is_held_to_its_limits_leaves_the_others_held(go: Go, kit: Kit):
@@ -276,35 +280,10 @@ def test_a_fault_in_judging_an_endpoint_holds_no_place(go: Go, kit: Kit):
 
 @interpreted
 def test_a_fault_in_taking_note_of_a_placement_is_that_calls_alone(go: Go, kit: Kit):
-    async def main() -> None:
-        free = asyncio.Event()
+    def put_in(gateway: Gateway) -> None:
+        gateway.pool.prefix = Broken(gateway.pool.prefix, "placed", once=True)  # type: ignore[assignment] - a seam
 
-        async def slow(peer: Peer, _request: bytes, number: int) -> None:
-            if number == 0:
-                await free.wait()
-            peer.send(kit.whole(OK))
-
-        async with (
-            kit.engine(slow) as engine,
-            kit.running(
-                kit.config([engine.section(max_in_flight=1)], pool={"prefix": {}}), errors=True
-            ) as gateway,
-        ):
-            callers = [await gateway.caller() for _ in range(3)]
-            callers[0].send(kit.post(kit.chat()))
-            await kit.until(lambda: engine.requests)
-            gateway.pool.prefix = Broken(gateway.pool.prefix, "placed", once=True)  # type: ignore[assignment] - a seam
-            for caller in callers[1:]:
-                caller.send(kit.post(kit.chat()))
-            await kit.until(lambda: gateway.pool.dispatcher.queued == 2)
-            free.set()
-            answers = [await caller.answer() for caller in callers]
-            assert [answer.status for answer in answers] == [200, 500, 200]
-            for caller in callers:
-                caller.leave()
-            await gateway.quiet()
-
-    go(main())
+    assert go(three_in_line(kit, put_in, pool={"prefix": {}})) == [200, 500, 200]
 
 
 @pytest.mark.parametrize("fault", ["observer", pytest.param("upkeep", marks=interpreted)])
