@@ -10,6 +10,8 @@ unsigned 64 bits.
     already applied (replayed before)                  SKIP
     a number that went back, or another batch than     RESTARTED: a new process; forget, then go on
     the one of that number before
+    one that went back and is older than the last      STRAY: late, or of a process whose clock
+    applied                                            went back; forget, and leave it out
     some are missing                                   GAP: have them replayed, or forget
 
 Pure: no sockets here. Whatever is no such thing raises ValueError.
@@ -89,6 +91,8 @@ class Batch:
     events: tuple[Event, ...]
     mark: int
     """A digest, to know it again."""
+    at: float = 0.0
+    """When it was made, in the publisher's seconds; 0 where it does not say."""
     unread: int = 0
     """Events that could not be read, and were left out."""
 
@@ -118,7 +122,8 @@ def read_frames(frames: Many[bytes]) -> Batch:
         if event is not None:
             events.append(event)
     number = int.from_bytes(frames[-2], "big")
-    return Batch(number, tuple(events), xxhash.xxh3_64_intdigest(frames[-1]), unread)
+    at = float(batch[0]) if isinstance(batch[0], int | float) else 0.0
+    return Batch(number, tuple(events), xxhash.xxh3_64_intdigest(frames[-1]), at, unread)
 
 
 def read_event(item: Any) -> Event | None:
@@ -201,6 +206,7 @@ class Verdict(Enum):
     APPLY = "apply"
     SKIP = "skip"
     RESTARTED = "restarted"
+    STRAY = "stray"
     GAP = "gap"
 
 
@@ -211,11 +217,12 @@ class Sequence:
     fitting numbers: until the last batch has been seen again (`suspect`), that is a gap, too.
     """
 
-    __slots__ = ("_live", "_mark", "last", "suspect")
+    __slots__ = ("_at", "_live", "_mark", "last", "suspect")
 
     def __init__(self) -> None:
         self.last = -1
         """Number of the last batch applied; -1 before the first."""
+        self._at = 0.0
         self._live = -1
         self._mark = 0
         self.suspect = False
@@ -225,7 +232,7 @@ class Sequence:
         number, before = batch.number, self._live
         self._live = number
         if number <= before or (number == self.last and batch.mark != self._mark):
-            return Verdict.RESTARTED
+            return Verdict.STRAY if batch.at < self._at else Verdict.RESTARTED
         if number <= self.last:
             return Verdict.SKIP
         if number > self.last + 1 or (self.suspect and self.last >= 0):
@@ -238,8 +245,8 @@ class Sequence:
 
     def applied(self, batch: Batch) -> None:
         """Note that a batch has been applied."""
-        self.last, self._mark, self.suspect = batch.number, batch.mark, False
+        self.last, self._mark, self._at, self.suspect = batch.number, batch.mark, batch.at, False
 
     def forget(self, *, live: int = -1) -> None:
         """Begin anew: another process. `live`: the number of its batch that has just come."""
-        self.last, self._live, self._mark, self.suspect = -1, live, 0, False
+        self.last, self._live, self._mark, self._at, self.suspect = -1, live, 0, 0.0, False

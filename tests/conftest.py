@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # How long one example takes says more of the machine's other work than of ours.
+# Where CI is set, Hypothesis draws the same examples each time; these settings take that over.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 

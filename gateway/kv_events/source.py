@@ -118,6 +118,8 @@ class Publisher(Holding):
 
     def _judge(self, batch: Batch) -> None:
         verdict = self.sequence.judge(batch)
+        if verdict is Verdict.STRAY:
+            self.begin_anew()
         if verdict is Verdict.RESTARTED:
             self._is_new(batch.number)
             verdict = Verdict.APPLY if batch.number == 0 else Verdict.GAP

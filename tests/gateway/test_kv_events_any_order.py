@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import zmq
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.gateway.kv_events.messages import Watch, blocks_of
@@ -196,6 +196,7 @@ def play(engine: Engine, steps: list[tuple[str, int, str]]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.booleans(), st.lists(STEP, max_size=40))
+@example(False, [("store", 0, "late"), ("remove", 0, "lost"), ("flush", 0, "there")])
 def test_no_ghost_outlives_the_next_batch(replays: bool, steps: list[tuple[str, int, str]]):  # noqa: FBT001 - drawn
     engine = Engine(replays=replays)
     play(engine, steps)

@@ -177,8 +177,8 @@ def test_the_end_of_a_replay_is_known():
 # -- sequence numbers ----------------------------------------------------------------------------
 
 
-def batch(number: int, mark: int = 0) -> Batch:
-    return Batch(number, (), mark or number + 100)
+def batch(number: int, mark: int = 0, at: float = 0.0) -> Batch:
+    return Batch(number, (), mark or number + 100, at)
 
 
 def follow(*numbers: int) -> Sequence:
@@ -201,6 +201,14 @@ def test_a_missing_number_is_a_gap():
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_number_that_goes_back_is_another_process(number: int):
     assert follow(0, 1, 2).judge(batch(number, 9)) is Verdict.RESTARTED
+
+
+def test_a_late_batch_is_no_new_process():
+    sequence = Sequence()
+    sequence.applied(batch(2, at=2.0))
+    assert sequence.judge(batch(2, at=2.0)) is Verdict.SKIP
+    assert sequence.judge(batch(0, at=1.0)) is Verdict.STRAY
+    assert sequence.judge(batch(0, at=3.0)) is Verdict.RESTARTED
 
 
 def test_what_was_replayed_before_it_came_is_skipped():
