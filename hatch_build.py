@@ -40,7 +40,7 @@ COMPILED = {
         "ordering_hrrn ordering_sjf pick prefill_rate quota score_confined score_hash_ring "
         "score_least_tokens score_sticky score_weighted service shares stalls"
     ),
-    "prefixcache": "blocks eviction index learned owners tiers",
+    "prefixcache": "blocks chains eviction index learned owners slots tiers",
     "scheduler": (
         "avalanche cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
         "engine_sequence entrance guards health journal lifecycle limits line others places "

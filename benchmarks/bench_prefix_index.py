@@ -25,6 +25,7 @@ from forebay.gateway.intake import READ_OR_WRITTEN
 from forebay.gateway.prefix_text import prompt_text
 from forebay.policies.contracts import Route
 from forebay.prefixcache.blocks import chain_text, root
+from forebay.prefixcache.chains import Chains
 from forebay.prefixcache.events import read_frames
 from forebay.prefixcache.index import Index
 from forebay.prefixcache.recut import Recut
@@ -95,16 +96,45 @@ def index_of(blocks: int) -> dict[str, object]:
 
 
 def naming() -> dict[str, object]:
-    """Name a prompt of 100,000 tokens of text."""
-    message = {"role": "user", "content": "some words of a long prompt " * 14_300}
-    body = msgspec.json.encode({"model": "m", "messages": [message]})
-    read = wire.read(body, READ_OR_WRITTEN)
+    """Name a prompt of 100,000 tokens of text: one that is new, and a turn that goes on from one.
+
+    Hashing alone is also told, in microseconds, beside hashing all without a memory.
+    """
+    said = "some words of a long prompt " * 14_300
+    turns = [f"{number} {said}" for number in range(50)]
+    new = [_body({"role": "user", "content": turn}) for turn in turns]
+    more = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": said[:2000]}]
+    longer = [_body({"role": "user", "content": turn}, *more) for turn in turns]
+    chains = Chains(block_bytes=256)
+    taken = {"new": _each(chains, new)}
+    _each(chains, new)
+    taken["goes_on"] = _each(chains, longer)
+    texts = [prompt_text(Route.CHAT, body) for body in new]
+    parent, fresh = root(model="m"), Chains(block_bytes=256)
+    found = [
+        timed(lambda text=text: chain_text(parent, text, block_bytes=256), 1)[0] for text in texts
+    ]
+    hashed = {"without_memory": statistics.median(found)}
+    for name in ("new", "second", "goes_on"):
+        found = [timed(lambda text=text: fresh.hashes(parent, text), 1)[0] for text in texts]
+        hashed[name] = statistics.median(found)
+    return {
+        "prompt_bytes": len(new[0].raw),
+        "us": {name: round(us, 1) for name, us in taken.items()},
+        "hashing_us": {name: round(us, 1) for name, us in hashed.items()},
+    }
+
+
+def _body(*messages: dict[str, str]) -> wire.Body:
+    return wire.read(msgspec.json.encode({"model": "m", "messages": messages}), READ_OR_WRITTEN)
+
+
+def _each(chains: Chains, bodies: list[wire.Body]) -> float:
     parent = root(model="m")
-
-    def work() -> None:
-        chain_text(parent, prompt_text(Route.CHAT, read), block_bytes=256)
-
-    return {"prompt_bytes": len(body), "us": round(statistics.median(timed(work, 50)), 1)}
+    return statistics.median(
+        timed(lambda body=body: chains.hashes(parent, prompt_text(Route.CHAT, body)), 1)[0]
+        for body in bodies
+    )
 
 
 def reading(size: int, blocks: int) -> dict[str, object]:

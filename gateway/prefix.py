@@ -14,9 +14,10 @@ from forebay.policies.score_sticky import StickyUntilSaturated
 from forebay.policies.score_weighted import Weighted
 from forebay.prefixcache.deltas import blocks_of
 from forebay.prefixcache.eviction import EVICTIONS
-from forebay.prefixcache.index import Index, Source
+from forebay.prefixcache.index import Index
 from forebay.prefixcache.learned import Learned
 from forebay.prefixcache.owners import Owners
+from forebay.prefixcache.slots import Source
 from forebay.scheduler.avalanche import GuardSettings, HitRateGuard
 
 from .prefix_names import Names

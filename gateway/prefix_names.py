@@ -5,14 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from forebay.prefixcache.blocks import (
-    BYTES_PER_TOKEN,
-    BlockHash,
-    chain_text,
-    chain_tokens,
-    root,
-    root_of_tokens,
-)
+from forebay.prefixcache.blocks import BYTES_PER_TOKEN, BlockHash, root, root_of_tokens
+from forebay.prefixcache.chains import Chains
 
 from .prefix_text import prompt_text
 
@@ -31,7 +25,8 @@ class Names:
         """Take how long blocks are, and the version of the weights behind the models' names."""
         self.block_bytes = block_tokens * BYTES_PER_TOKEN
         """Of a block of text."""
-        self._block_tokens = block_tokens
+        self._chains = Chains(block_bytes=self.block_bytes)
+        """Of text and of tokens: an id has as many bytes as a token of text is taken to have."""
         self._version = version
         self._roots: dict[tuple[bool, str, bytes], BlockHash] = {}
         """By whether tokens follow, model (of tokens: adapter) and salt."""
@@ -54,12 +49,12 @@ class Names:
         if not text:
             return ()
         parent = self._root((False, model, salt))
-        return tuple(chain_text(parent, text, block_bytes=self.block_bytes))
+        return tuple(self._chains.hashes(parent, text))
 
     def by_tokens(self, tokens: bytes, *, model: str, salt: bytes) -> tuple[BlockHash, ...]:
         """Return a prompt's block hashes, by its tokens (`blocks.token_bytes`)."""
         parent = self._root((True, self._adapters.get(model, ""), salt))
-        return tuple(chain_tokens(parent, tokens, block_tokens=self._block_tokens))
+        return tuple(self._chains.hashes(parent, tokens))
 
     def _root(self, key: tuple[bool, str, bytes]) -> BlockHash:
         found = self._roots.get(key)

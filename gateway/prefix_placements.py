@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from forebay.policies.prefill_rate import PrefillRate
 from forebay.policies.score_sticky import RecentWork
 from forebay.policies.stalls import Stalls
-from forebay.prefixcache.index import Index, Source
+from forebay.prefixcache.slots import Source
 
 from .prefix_numbers import Numbers
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Outcome, Placement
     from forebay.policies.prefill_rate import Mark
     from forebay.prefixcache.blocks import BlockHash
+    from forebay.prefixcache.index import Index
     from forebay.prefixcache.learned import Learned
     from forebay.scheduler.avalanche import HitRateGuard
 

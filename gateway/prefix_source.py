@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from forebay.prefixcache.index import Source
+from forebay.prefixcache.slots import Source
 from forebay.prefixcache.tiers import Tier
 
 from .kv_events.messages import State, blocks_of

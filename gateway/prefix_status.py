@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.prefixcache.index import Source
+from forebay.prefixcache.slots import Source
 
 from .telemetry.snapshot import (
     GuardStatus,

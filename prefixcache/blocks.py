@@ -43,7 +43,7 @@ def root(*, model: str, version: str = "", adapter: str = "", salt: bytes = b"")
     return BlockHash(int.from_bytes(digest.digest(), "little"))
 
 
-def chain_text(parent: BlockHash, text: bytes, *, block_bytes: int) -> list[BlockHash]:
+def chain_text(parent: BlockHash, text: bytes | memoryview, *, block_bytes: int) -> list[BlockHash]:
     """Hash text in blocks of `block_bytes`; a trailing part is a block of its own.
 
     The trailing part of a turn is never the prefix of the next turn's block, so it only ever hits

@@ -17,21 +17,15 @@ Forgetting all of an endpoint takes its bits out of use at once, whatever it hel
 fences a restarted engine's blocks. The bits are cleared out of the table little by little (`sweep`)
 and only then used again.
 
-Expected blocks are kept in the order of their last use, each with how often it was used; who gives
-way is for `eviction` to say. What an engine tells of has its tier in that place. Along a chain
-tiers only become slower, since engines move the ends of prefixes away first, so two bisections say
-how much of a hit lies where.
+What each slot holds, and in what order it was used, is for `slots` to know.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from itertools import islice
-from math import sqrt
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from .tiers import NOWHERE, WORTH, Tier
+from .slots import COUNT_BITS, MOST_COUNTED, SLOT_SHARD, Slot, Source
+from .tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,42 +33,8 @@ if TYPE_CHECKING:
     from .blocks import BlockHash
 
 SHARDS = 256
-SLOT_SHARDS = 16
-MOST_COUNTED = 255
-"""Uses of a block are counted up to this."""
-_COUNT_BITS = 8
 _CACHED_SETS = 4096
-_FEW = 16 * SLOT_SHARDS
-_MANY = 16 * SLOT_SHARDS
-"""Of the oldest blocks: shards differ by a fifth or so in how many of these they have."""
 _SHARD = SHARDS - 1  # by middle bits of a hash: a dict places its keys by their lowest
-_SLOT_SHARD = SLOT_SHARDS - 1
-
-
-class Source(IntEnum):
-    """How it is known that an endpoint holds a block."""
-
-    EXACT = 0
-    """The engine said so."""
-    EXPECTED = 1
-    """It was sent there."""
-
-
-class _Slot:
-    """The blocks of one endpoint by one source."""
-
-    __slots__ = ("bit", "blocks", "endpoint", "far", "held", "source")
-
-    def __init__(self, endpoint: str, source: Source, bit: int) -> None:
-        self.endpoint = endpoint
-        self.source = source
-        self.bit = bit
-        self.blocks: list[dict[int, int]] = [{} for _ in range(SLOT_SHARDS)]
-        """Expected: hash to (last use << 8 | uses), the least recently used first. Exact: hash to
-        tier."""
-        self.held = 0
-        self.far = False
-        """Some were on another tier than the GPU."""
 
 
 class Index:
@@ -98,12 +58,12 @@ class Index:
 
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        self._told: dict[str, _Slot] = {}
+        self._told: dict[str, Slot] = {}
         """By endpoint, what its engine said."""
-        self._expected: dict[str, _Slot] = {}
+        self._expected: dict[str, Slot] = {}
         """By endpoint, what was sent there."""
-        self._live: dict[int, _Slot] = {}
-        self._dead: list[_Slot] = []
+        self._live: dict[int, Slot] = {}
+        self._dead: list[Slot] = []
         self._free: list[int] = []
         self._next = 0
         self._clock = 0
@@ -140,7 +100,7 @@ class Index:
             slot.far = self._far = True
         for block in blocks:
             middle = block >> 40
-            mine = own[middle >> 8 & _SLOT_SHARD]
+            mine = own[middle >> 8 & SLOT_SHARD]
             if block not in mine:
                 new += 1
                 shard = shards[middle & _SHARD]
@@ -159,11 +119,11 @@ class Index:
         for block in blocks:
             clock += 1
             middle = block >> 40
-            mine = own[middle >> 8 & _SLOT_SHARD]
+            mine = own[middle >> 8 & SLOT_SHARD]
             used = mine.get(block, 0)
             if used:
                 del mine[block]  # to the end of the order
-                mine[block] = clock << _COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
+                mine[block] = clock << COUNT_BITS | min(MOST_COUNTED, (used & MOST_COUNTED) + 1)
             else:
                 new.append(block)
                 shard = shards[middle & _SHARD]
@@ -171,7 +131,7 @@ class Index:
                 if held != before:  # neighbours mostly have the same holders
                     before, after = held, canonical(held | bit)
                 shard[block] = after
-                mine[block] = clock << _COUNT_BITS | 1
+                mine[block] = clock << COUNT_BITS | 1
         self._clock = clock
         if new:
             slot.held += len(new)
@@ -188,7 +148,7 @@ class Index:
         self._asked = None
         own, removed = slot.blocks, 0
         for block in blocks:
-            mine = own[block >> 48 & _SLOT_SHARD]
+            mine = own[block >> 48 & SLOT_SHARD]
             if block in mine:  # compiled, half of pop
                 del mine[block]
                 self._drop(slot.bit, block)
@@ -235,65 +195,34 @@ class Index:
     def expire(self, endpoint: str, clock: int, most: int) -> int:
         """Forget up to `most` expected blocks that were last used before a moment of `clock`."""
         slot = self._expected.get(endpoint)
-        if slot is None:
-            return 0
-        old: list[int] = []
-        for own in slot.blocks:
-            for block, used in own.items():
-                if used >> _COUNT_BITS >= clock or len(old) >= most:
-                    break
-                old.append(block)
-        return self.remove(endpoint, old)  # type: ignore[arg-type]  # what was stored
+        return 0 if slot is None else self.remove(endpoint, slot.unused_since(clock, most))
 
     def recent(self, endpoint: str, clock: int) -> list[BlockHash]:
         """Return an endpoint's expected blocks that were used since a moment of `clock`."""
         slot = self._expected.get(endpoint)
-        if slot is None:
-            return []
-        found: list[tuple[int, int]] = []
-        for own in slot.blocks:
-            for block, used in reversed(own.items()):
-                if used >> _COUNT_BITS <= clock:
-                    break
-                found.append((used, block))
-        return [block for _, block in sorted(found)]  # type: ignore[misc]  # what was stored
+        return [] if slot is None else slot.used_since(clock)
 
     def used(self, endpoint: str, block: BlockHash) -> tuple[int, int] | None:
         """Return an expected block's age, in uses of any block, and its uses."""
         slot = self._expected.get(endpoint)
-        found = None if slot is None else slot.blocks[block >> 48 & _SLOT_SHARD].get(block)
-        if found is None:
-            return None
-        return self._clock - (found >> _COUNT_BITS), found & MOST_COUNTED
+        found = 0 if slot is None else slot.used(block)
+        return (self._clock - (found >> COUNT_BITS), found & MOST_COUNTED) if found else None
 
     def oldest(self, endpoint: str, count: int) -> list[tuple[BlockHash, int, int]]:
         """Return the least recently used expected blocks: hash, age in uses of any block, uses.
 
-        Of fewer than all, a handful may be the wrong ones: each shard is looked at only as far as
-        it should be needed. Where they are many, as many are taken of each, in no order.
+        See `Slot.oldest` for how true that is.
         """
         slot = self._expected.get(endpoint)
         if slot is None or count <= 0:
             return []
-        far = _far(slot, count)
-        found = [item for own in slot.blocks for item in islice(own.items(), far)]
-        if count < _MANY or count >= slot.held:
-            found.sort(key=itemgetter(1))
-            del found[count:]
-        clock = self._clock
-        return [(b, clock - (used >> _COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc]  # what was stored
+        clock, found = self._clock, slot.oldest(count)
+        return [(b, clock - (used >> COUNT_BITS), used & MOST_COUNTED) for b, used in found]  # type: ignore[misc]  # what was stored
 
     def first_used(self, endpoint: str) -> int | None:
-        """Return the moment of `clock` when the least recently used expected block was used.
-
-        Of one shard's blocks where there are many: to look at all takes 30 us an endpoint.
-        """
+        """Return the moment of `clock` when the least recently used expected block was used."""
         slot = self._expected.get(endpoint)
-        if slot is None or not slot.held:
-            return None
-        few = slot.held < _FEW or not slot.blocks[0]
-        shards = slot.blocks if few else slot.blocks[:1]
-        return min(next(iter(own.values())) for own in shards if own) >> _COUNT_BITS
+        return None if slot is None else slot.first_used()
 
     # -- looking up ------------------------------------------------------------------------------
 
@@ -332,25 +261,13 @@ class Index:
             if slot is not None and slot.far:
                 near = self.depth(endpoint, chain, Source.EXPECTED)
                 if near < length:
-                    worth[endpoint] = near + _worth(slot.blocks, chain, near, length)
+                    worth[endpoint] = near + slot.worth(chain, near, length)
         return worth
 
     def depth(self, endpoint: str, chain: Sequence[BlockHash], source: Source) -> int:
         """Return how many leading blocks of the chain an endpoint holds by one source."""
         slot = self._of(source).get(endpoint)
-        if slot is None:
-            return 0
-        own, low, high = slot.blocks, 0, len(chain)
-        if not high or chain[0] not in own[chain[0] >> 48 & _SLOT_SHARD]:
-            return 0
-        while low < high:
-            middle = (low + high) // 2
-            block = chain[middle]
-            if block in own[block >> 48 & _SLOT_SHARD]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return 0 if slot is None else slot.depth(chain)
 
     def _reach(self, chain: Sequence[BlockHash], low: int, current: int) -> int:
         """Return how far all of `current`, who hold chain[low], hold the chain."""
@@ -372,16 +289,16 @@ class Index:
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def _of(self, source: Source) -> dict[str, _Slot]:
+    def _of(self, source: Source) -> dict[str, Slot]:
         return self._told if source is Source.EXACT else self._expected
 
-    def _open(self, endpoint: str, source: Source) -> _Slot:
+    def _open(self, endpoint: str, source: Source) -> Slot:
         if self._free:
             bit = self._free.pop()
         else:
             bit = 1 << self._next
             self._next += 1
-        slot = self._of(source)[endpoint] = self._live[bit] = _Slot(endpoint, source, bit)
+        slot = self._of(source)[endpoint] = self._live[bit] = Slot(endpoint, source, bit)
         self._names.clear()
         return slot
 
@@ -417,37 +334,3 @@ class Index:
             if slot is not None:
                 yield slot.endpoint, slot.source
             mask ^= bit
-
-
-def _far(slot: _Slot, count: int) -> int:
-    """Return how far to look in each shard for so many of the oldest blocks."""
-    if count >= slot.held:
-        return slot.held
-    if count >= _MANY:
-        return count // SLOT_SHARDS
-    each = count / SLOT_SHARDS
-    return max(SLOT_SHARDS, int(each + 3.0 * sqrt(each)))
-
-
-def _worth(own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int) -> float:
-    """Return what blocks low to high of a chain are worth, by their tiers in a slot."""
-    near = _reach_of(own, chain, low, high, Tier.GPU)
-    if near == high:
-        return high - low
-    middle = _reach_of(own, chain, near, high, Tier.HOST)
-    return near - low + WORTH[1] * (middle - near) + WORTH[2] * (high - middle)
-
-
-def _reach_of(
-    own: list[dict[int, int]], chain: Sequence[BlockHash], low: int, high: int, tier: int
-) -> int:
-    """Return how far from `low` on, up to `high`, blocks lie on a tier or a nearer one."""
-    middle = high - 1  # where nothing ends before it, one look is enough
-    while low < high:
-        block = chain[middle]
-        if own[block >> 48 & _SLOT_SHARD].get(block, NOWHERE) <= tier:
-            low = middle + 1
-        else:
-            high = middle
-        middle = (low + high) >> 1
-    return low

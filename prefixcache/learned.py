@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from .eviction import Hybrid, victims
-from .index import Source
+from .slots import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 from forebay.gateway.kv_events.messages import Delta, State, bytes_of
 from forebay.gateway.prefix_source import PATIENCE_S, UNTOLD, EndpointEvents
-from forebay.prefixcache.index import Index, Source
+from forebay.prefixcache.index import Index
 from forebay.prefixcache.learned import Learned
+from forebay.prefixcache.slots import Source
 
 if TYPE_CHECKING:
     from forebay.prefixcache.blocks import BlockHash

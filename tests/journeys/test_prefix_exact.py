@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from forebay.adapters.sim_events import EventPublisher
 from forebay.gateway.prompts.local import load
 from forebay.policies.contracts import Route
-from forebay.prefixcache.index import Source
+from forebay.prefixcache.slots import Source
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ import pytest
 
 from forebay.gateway.prompts.local import load
 from forebay.policies.contracts import Route
-from forebay.prefixcache.index import Source
+from forebay.prefixcache.slots import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.prefixcache.index import Index, Source
+from forebay.prefixcache.index import Index
+from forebay.prefixcache.slots import Source
 from forebay.prefixcache.tiers import WORTH, Tier
 
 if TYPE_CHECKING:
