@@ -37,8 +37,8 @@ COMPILED = {
     "policies": (
         "double_queue filter_capability filter_room filter_speculation filter_usable heap "
         "lanes ordering_aged ordering_bounded ordering_edf ordering_fair ordering_fcfs "
-        "ordering_hrrn ordering_sjf pick prefill_rate quota score_confined score_hash_ring "
-        "score_least_tokens score_sticky score_weighted service shares stalls"
+        "ordering_hrrn ordering_sjf pick prefill_rate quota residency score_confined "
+        "score_hash_ring score_least_tokens score_sticky score_weighted service shares stalls"
     ),
     "prefixcache": "blocks chains eviction index learned owners slots tiers",
     "scheduler": (

@@ -178,6 +178,10 @@ class Probe:
     """Tokens that its KV cache holds, of all ranks."""
     generated: float | None = None
     """A counter that only goes up while the process lives: one that went back is a restart."""
+    adapters: int | None = None
+    """LoRA adapters that it can run at once."""
+    running_adapters: tuple[str, ...] = ()
+    """Those that it is running, or will next; by the names that requests ask for."""
     any_model: bool = False
     """It takes any model name and serves its own, so `models` is to show, not to filter by."""
 

@@ -63,6 +63,28 @@ def _label(line: bytes, label: bytes) -> int | None:
     return None
 
 
+def read_latest(text: bytes, name: bytes, *labels: bytes) -> tuple[str, ...]:
+    """Return labels of the sample with the highest value, where that is a time; empty without."""
+    latest, found = float("-inf"), ("",) * len(labels)
+    at = 0
+    while (at := text.find(name + b"{", at)) >= 0:
+        end = text.find(b"\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        at += len(name)
+        value = _value(line, len(name))
+        if value is not None and value > latest:
+            latest, found = value, tuple(_said(line, label) for label in labels)
+    return found
+
+
+def _said(line: bytes, label: bytes) -> str:
+    for before in (b"{", b","):
+        _, found, rest = line.partition(before + label + b'="')
+        if found:
+            return rest.partition(b'"')[0].decode("utf-8", "replace")
+    return ""
+
+
 def read_share(text: bytes, *names: bytes) -> float | None:
     """Return the highest value of the first name that has one, within 0 to 1."""
     value = read_highest(text, *names)

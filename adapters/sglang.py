@@ -158,6 +158,7 @@ class SGLang:
             or read_total(metrics or b"", b"sglang:max_total_num_tokens")
             or None,
             generated=read_highest(metrics or b"", b"sglang:prompt_tokens_total"),
+            adapters=read_int(about.get("max_loras_per_batch")) or None,
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:

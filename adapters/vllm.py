@@ -15,7 +15,7 @@ from .asking import ask, ask_if_known, ask_json, ask_optional, read_models
 from .base import Load, Probe, Translation, Verdict
 from .edits import GENERATING, ask_usage, drop_control, quote, set_model
 from .loose import read_object, read_text
-from .metrics_text import read_highest, read_labels, read_share, read_total
+from .metrics_text import read_highest, read_labels, read_latest, read_share, read_total
 
 if TYPE_CHECKING:
     import httpx
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SALTED = GENERATING | {Route.EMBEDDINGS, Route.RERANK, Route.SCORE}
 _PRIORITISED = _SALTED
+_LONGEST = 6
+"""Digits of a number of adapters."""
 
 
 class Vllm:
@@ -98,6 +100,7 @@ class Vllm:
         version, metrics, openapi = await ask_optional(
             http, target, "/version", "/metrics", "/openapi.json"
         )
+        adapters, running = _read_adapters(metrics or b"")
         return Probe(
             engine=self.engine,
             version=read_text(read_object(version).get("version")),
@@ -106,6 +109,8 @@ class Vllm:
             started=read_highest(metrics or b"", b"process_start_time_seconds"),
             kv_tokens=_read_kv_tokens(metrics or b""),
             generated=read_highest(metrics or b"", b"vllm:prompt_tokens_total"),
+            adapters=adapters,
+            running_adapters=running,
         )
 
     async def read_load(self, http: httpx.AsyncClient, target: Target) -> Load:
@@ -131,6 +136,15 @@ def _read_kv_tokens(metrics: bytes) -> int | None:
     )
     sizes = [whole or (blocks or 0) * (size or 0) for whole, blocks, size in ranks]
     return sum(sizes) or None
+
+
+def _read_adapters(metrics: bytes) -> tuple[int | None, tuple[str, ...]]:
+    """Read how many adapters run at once, and which do: commas part names, the newest sample."""
+    labels = (b"max_lora", b"running_lora_adapters", b"waiting_lora_adapters")
+    most, *named = read_latest(metrics, b"vllm:lora_requests_info", *labels)
+    found = [name.strip() for names in named for name in names.split(",")]
+    places = int(most) if most.isdecimal() and len(most) < _LONGEST else 0
+    return places or None, tuple(name for name in found if name)
 
 
 def _read_routes(body: bytes | None) -> frozenset[Route] | None:

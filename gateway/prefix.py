@@ -172,6 +172,7 @@ class PoolPrefix:
             work=self.placements.work,
             prefill=self.placements.prefill,
             stalls=self.placements.stalls,
+            residency=self.placements.residency,
         )
 
     # -- naming ----------------------------------------------------------------------------------
@@ -270,6 +271,8 @@ class PoolPrefix:
         for card in probe.models:
             if card.parent is not None:
                 self.names.adapter(card.name, card.name.removeprefix(f"{card.parent}:"))
+                self.placements.residency.adapter(card.name)
+        self.placements.residency.told(endpoint, probe.adapters, probe.running_adapters)
         if probe.kv_tokens:
             self.learned.limit(endpoint, int(probe.kv_tokens / self.placements.per_block))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.policies.prefill_rate import PrefillRate
+from forebay.policies.residency import Residency
 from forebay.policies.score_sticky import RecentWork
 from forebay.policies.stalls import Stalls
 from forebay.prefixcache.slots import Source
@@ -52,6 +53,7 @@ class Placements:
         self.work = RecentWork()
         self.prefill = PrefillRate()
         self.stalls = Stalls(self.prefill)
+        self.residency = Residency()
         self.numbers = Numbers()
         self.predicted_tokens = 0
         """Of predicted hits, where requests were placed."""
@@ -76,6 +78,7 @@ class Placements:
         """Note where a prompt goes, and the hit that is predicted there."""
         request, endpoint = placement.request, placement.endpoint
         chain = request.blocks
+        self.residency.placed(endpoint, request.model)
         if not chain:
             return
         index, learned, now = self._index, self._learned, placement.placed
@@ -148,6 +151,7 @@ class Placements:
         """Forget what an endpoint has to do: it has restarted."""
         self.work.forget(endpoint)
         self.prefill.restarted(endpoint)
+        self.residency.forget(endpoint)
 
     def left(self, endpoint: str) -> None:
         """Forget an endpoint that is gone for good."""
@@ -155,6 +159,7 @@ class Placements:
         self.work.forget(endpoint)
         self.prefill.forget(endpoint)
         self.stalls.forget(endpoint)
+        self.residency.forget(endpoint)
 
     def _reported(
         self, placement: Placement, expected: Expected, outcome: Outcome, now: float

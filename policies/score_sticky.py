@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .prefill_rate import PrefillRate
+from .residency import Residency
 from .stalls import Stalls
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class StickyUntilSaturated:
     followed until its holder has had that much more than its part; then another takes over and
     holds the prefix, too. So does it when the holder has stopped answering: what it is late counts
     as the prefill that it would have done meanwhile, by a quarter of `stickiness`. Where measured
-    prefill rates differ by half or more, all that counts that much more at the slower ones.
+    prefill rates differ by half or more, all that counts that much more at the slower ones. An
+    adapter that would have to be fetched counts as some tokens to prefill (`residency`).
 
     Within its part the one that has had the most comes first (best fit, as in packing bins), by a
     little, so that somebody has room for the next large prompt: one that comes when all have had
@@ -108,6 +110,7 @@ class StickyUntilSaturated:
         work: RecentWork | None = None,
         prefill: PrefillRate | None = None,
         stalls: Stalls | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.limits: Mapping[str, float] = {}
         """By SLA class, seconds within which a first byte must come."""
@@ -117,6 +120,7 @@ class StickyUntilSaturated:
         self.work = work or RecentWork()
         self.prefill = prefill or PrefillRate()
         self.stalls = stalls or Stalls()
+        self.residency = residency or Residency()
 
     def __call__(
         self, request: Request, endpoints: Sequence[EndpointView], now: float
@@ -126,7 +130,7 @@ class StickyUntilSaturated:
         hits: Mapping[str, float] = self.index.worth(blocks) if blocks else {}
         prompt = float(request.prompt_tokens_estimate)
         left = [self._left(hits, view.name, prompt) for view in endpoints]
-        scores = [_SCALE / (_SCALE + cost) for cost in self._costs(endpoints, left, now)]
+        scores = [_SCALE / (_SCALE + cost) for cost in self._costs(request, endpoints, left, now)]
         limit = self.limits.get(request.sla) if self.limits else None
         if limit is None:
             return scores
@@ -147,7 +151,11 @@ class StickyUntilSaturated:
         return max(0.0, prompt - hits.get(endpoint, 0.0) * self._block_tokens)
 
     def _costs(
-        self, endpoints: Sequence[EndpointView], left: Sequence[float], now: float
+        self,
+        request: Request,
+        endpoints: Sequence[EndpointView],
+        left: Sequence[float],
+        now: float,
     ) -> list[float]:
         """Return what endpoints cost, in tokens that the fastest one prefills."""
         slow: list[float] = []
@@ -156,6 +164,7 @@ class StickyUntilSaturated:
         for place, view in enumerate(endpoints):
             name, times = view.name, self.prefill.slowness(view.name)
             own = left[place] + _LATE * self.stalls.tokens(name, now)
+            own += self.residency.tokens(name, request.model)
             costs.append(self._stickiness * own * times)
             slow.append(times)
             had.append(self.work.get(name, now))

@@ -251,6 +251,33 @@ def test_a_probe_says_what_the_engine_is():
     assert {request.headers["authorization"] for request in seen} == {"Bearer the-key"}
 
 
+@pytest.mark.parametrize(
+    ("samples", "adapters", "running"),
+    [
+        ("", None, ()),
+        ('{max_lora="2",waiting_lora_adapters="",running_lora_adapters=""} 1.7e9', 2, ()),
+        (
+            (
+                '{max_lora="2",waiting_lora_adapters="c",running_lora_adapters="a,b"} 1.5e9\n'
+                'vllm:lora_requests_info{max_lora="2",waiting_lora_adapters="",'
+                'running_lora_adapters="b, c"} 1.6e9\n'
+                'vllm:lora_requests_info{max_lora="2",waiting_lora_adapters="a",'
+                'running_lora_adapters=""} 1.4e9'
+            ),
+            2,
+            ("b", "c"),
+        ),
+        ('{max_lora="many",running_lora_adapters="a"} 1.7e9', None, ("a",)),
+    ],
+)
+def test_a_probe_says_which_adapters_are_running_by_the_newest_sample(
+    samples: str, adapters: int | None, running: tuple[str, ...]
+):
+    metrics = f"{METRICS}vllm:lora_requests_info{samples}\n" if samples else METRICS
+    probe = asyncio.run(VLLM.probe(client({**ANSWERS, "/metrics": metrics}), TARGET))
+    assert (probe.adapters, probe.running_adapters) == (adapters, running)
+
+
 @pytest.mark.parametrize("status", [404, 500])
 def test_what_an_engine_lacks_or_fails_at_is_unknown(status: int):
     lacking = dict.fromkeys(("/version", "/metrics", "/openapi.json"), status)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from starlette.testclient import TestClient
 
+from forebay.adapters.base import ModelCard, Probe
 from forebay.gateway import wire
 from forebay.gateway.admin import admin_app
 from forebay.gateway.config.sections import Config
@@ -273,6 +274,25 @@ def test_two_versions_side_by_side_have_prefixes_of_their_own():
     for model, holder in (("m", "e0"), ("m-2", "e1")):
         blocks = live.request(words(0), model=model, now=1.0).blocks
         assert live.prefix.index.match(blocks) == {holder: 4}
+
+
+def test_a_prompt_of_an_adapter_goes_where_that_is_loaded_until_the_engine_restarts():
+    live = Live()
+    told = Probe("vllm", models=(ModelCard("m"), ModelCard("m-2", None, "m")), adapters=1)
+    for endpoint in ("e0", "e1"):
+        live.prefix.probed(endpoint, told)
+    live.play(words(1), model="m-2", endpoint="e1")
+    views = [endpoint.view for endpoint in live.pool.endpoints.values()]
+
+    def best(number: int) -> str:
+        scores = live.prefix.score(live.request(words(number), model="m-2", now=61.0), views, 61.0)
+        return views[scores.index(max(scores))].name
+
+    chosen = [best(2)]
+    live.prefix.probed("e0", Probe("vllm", models=told.models, running_adapters=("m-2",)))
+    live.prefix.forget("e1")
+    chosen.append(best(3))
+    assert chosen == ["e1", "e0"]
 
 
 @pytest.mark.parametrize(
