@@ -233,16 +233,17 @@ class PoolPrefix:
             return
         self.learned.placed(endpoint, chain)
         if self.learned.share is not None:
-            self.learned.share(endpoint, chain)
+            self.learned.share(endpoint, chain, "")
 
     def share(self, outbox: Outbox | None) -> None:
         """Tell other replicas from now on what is learned here."""
         self._outbox = outbox
         self.learned.share = None if outbox is None else self._share
 
-    def _share(self, endpoint: str, blocks: Sequence[BlockHash]) -> None:
+    def _share(self, endpoint: str, blocks: Sequence[BlockHash], owner: str) -> None:
         assert self._outbox is not None
-        self._outbox.add(self._pool, endpoint, self.epochs.get(endpoint, ""), blocks)
+        epoch = self.epochs.get(endpoint, "")
+        self._outbox.add(self._pool, endpoint, epoch, blocks, owner=owner)
 
     def heard(self, delta: Delta, now: float | None = None) -> None:
         """Take over what another replica tells; what of another epoch it is, is passed over.
@@ -259,7 +260,8 @@ class PoolPrefix:
             if delta.epoch == epoch == "":
                 self.learned.forget_expected(endpoint)
         elif delta.epoch == epoch:
-            new = self.learned.heard(endpoint, blocks_of(delta))  # type: ignore[arg-type]  # hashes of theirs
+            blocks: Sequence[BlockHash] = blocks_of(delta)  # type: ignore[assignment]  # hashes of theirs
+            new = self.learned.heard(endpoint, blocks, delta.owner, now)
             if now is not None:  # what is new there had to be computed
                 self.placements.work.add(endpoint, new * self.section.block_tokens, now)
 

@@ -191,7 +191,7 @@ class Placements:
     def _answered(self, placement: Placement, outcome: Outcome, now: float) -> None:
         request, endpoint = placement.request, placement.endpoint
         self._learned.began(request.id, endpoint, request.blocks)
-        self._learned.answered(endpoint, request.blocks)
+        self._learned.answered(endpoint, request.blocks, request.tenant)
         if outcome.prompt_tokens and not request.counted:
             told = outcome.prompt_tokens / len(request.blocks)
             self.per_block += _WEIGHT * (told - self.per_block)

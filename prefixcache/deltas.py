@@ -35,6 +35,8 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     blocks: bytes
     forget: bool = False
     """The epoch before is over."""
+    owner: str = ""
+    """The tenant whose they are; empty: nobody's, or a snapshot's."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,7 +62,7 @@ class Outbox:
     def __init__(self) -> None:
         self.dropped = 0
         """Blocks that were too many."""
-        self._waiting: dict[tuple[str, str, str], list[int]] = {}
+        self._waiting: dict[tuple[str, str, str, str], list[int]] = {}
         self._forgotten: list[Delta] = []
         self._count = 0
 
@@ -68,13 +70,15 @@ class Outbox:
         """Return how many blocks wait."""
         return self._count
 
-    def add(self, pool: str, endpoint: str, epoch: str, blocks: Iterable[int]) -> None:
+    def add(
+        self, pool: str, endpoint: str, epoch: str, blocks: Iterable[int], *, owner: str = ""
+    ) -> None:
         """Note blocks that an endpoint is expected to hold from now on."""
         new = list(blocks)
         if self._count + len(new) > MOST_WAITING:
             self.dropped += len(new)
             return
-        self._waiting.setdefault((pool, endpoint, epoch), []).extend(new)
+        self._waiting.setdefault((pool, endpoint, epoch, owner), []).extend(new)
         self._count += len(new)
 
     def forget(self, pool: str, endpoint: str, epoch: str) -> None:
@@ -86,8 +90,9 @@ class Outbox:
     def take(self) -> list[Delta]:
         """Return all that waits, and begin anew."""
         deltas = [*self._forgotten]
-        for (pool, endpoint, epoch), blocks in self._waiting.items():
-            deltas.append(Delta(pool, endpoint, epoch, array("Q", blocks).tobytes()))
+        for (pool, endpoint, epoch, owner), blocks in self._waiting.items():
+            packed = array("Q", blocks).tobytes()
+            deltas.append(Delta(pool, endpoint, epoch, packed, owner=owner))
         self._waiting, self._forgotten, self._count = {}, [], 0
         return deltas
 

@@ -88,6 +88,14 @@ class Index:
         found = self._holders_of(self._shards[block >> 40 & _SHARD].get(block, 0))
         return tuple(sorted({endpoint for endpoint, _ in found}))
 
+    def unknown(self, blocks: Iterable[BlockHash]) -> int:
+        """Return how many of some blocks nobody holds."""
+        count = 0
+        for block in blocks:
+            if block not in self._shards[block >> 40 & _SHARD]:
+                count += 1
+        return count
+
     def hold(self, endpoint: str, blocks: Iterable[BlockHash], tier: Tier = Tier.GPU) -> None:
         """Note that an endpoint says that it holds blocks, and on which tier."""
         slot = self._told.get(endpoint)

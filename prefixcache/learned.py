@@ -103,8 +103,8 @@ class Learned:
         """Whose the blocks are, where tenants are held to shares."""
         self.told: set[str] = set()
         """Endpoints that tell by events what they hold."""
-        self.share: Callable[[str, Sequence[BlockHash]], None] | None = None
-        """Is told of what an endpoint came to be expected to hold, where others want to know."""
+        self.share: Callable[[str, Sequence[BlockHash], str], None] | None = None
+        """Is told of what an endpoint came to be expected to hold, and whose it is."""
         self.ghosts = 0
         """Predicted hits that did not happen."""
         self.confirmed = 0
@@ -139,18 +139,26 @@ class Learned:
         """Return how many blocks an endpoint is expected to hold at most."""
         return self._capacity.get(endpoint, self._mosts.get(endpoint, self._most))
 
-    def heard(self, endpoint: str, blocks: Sequence[BlockHash]) -> int:
+    def heard(
+        self, endpoint: str, blocks: Sequence[BlockHash], owner: str = "", now: float | None = None
+    ) -> int:
         """Take over what another replica expects; where events tell, they know better.
 
-        Returns how many blocks are new here.
+        Returns how many blocks are new here. With `now` they have just come, and count as their
+        owner's new ones here, too.
         """
         if endpoint in self.told:
             return 0
+        owners = self.owners if owner else None
+        if owners is not None and now is not None:
+            owners.spend(owner, blocks, now)
         new = self._index.store(endpoint, blocks)
+        if owners is not None:
+            owners.add(endpoint, owner, new)
         self._trim(endpoint)
         return len(new)
 
-    def answered(self, endpoint: str, chain: Sequence[BlockHash]) -> None:
+    def answered(self, endpoint: str, chain: Sequence[BlockHash], owner: str = "") -> None:
         """Take in that a prompt was answered.
 
         Where blocks give way, other replicas are told of all that was used: else theirs would go in
@@ -159,7 +167,7 @@ class Learned:
         if self.share is None or endpoint in self.told:
             return
         if self._index.held(endpoint) >= FULL * self.capacity(endpoint):
-            self.share(endpoint, chain[::-1])
+            self.share(endpoint, chain[::-1], owner)
 
     def limit(self, endpoint: str, blocks: int) -> None:
         """Take in how much an endpoint's cache can hold."""
@@ -233,7 +241,7 @@ class Learned:
             del self._hopes[request]
             self._settle(hope)
             if self.share is not None:
-                self.share(endpoint, hope.blocks)
+                self.share(endpoint, hope.blocks, hope.owner)
         elif self._given_up:
             given_up = self._given_up.pop(request, None)
             if given_up is not None:

@@ -6,7 +6,8 @@ else wants may be used by one tenant alone. *Novelty*: a tenant's blocks that no
 are entered at a bounded rate, with a minute's worth at once; what is past that is not entered, so a
 flood of prompts that never come again leaves the others' prefixes known.
 
-Both are about what is known here. An engine's own cache keeps and drops as it will.
+Both are about what is known here, which is also what other replicas tell. An engine's own cache
+keeps and drops as it will.
 
 An endpoint's blocks of one tenant stand in the order they came, each with the moment (in uses of
 any block) since which it stands there. When some must go, the first that were not used since are
@@ -70,16 +71,25 @@ class Owners:
             return chain
         known = self._index.longest(chain)
         novel = len(chain) - known
-        most = self._rate * BURST_S
-        left, at = self._left.get(owner, (most, now))
-        left = min(most, left + (now - at) * self._rate)
-        entered = min(novel, int(left))
+        left = self._may_enter(owner, self._rate, now)
+        entered = min(novel, max(0, int(left)))
         self._left[owner] = (left - entered, now)
         if entered < novel:
             self.refused[owner] = self.refused.get(owner, 0) + novel - entered
             self._flooded[owner] = now
             return chain[: known + entered]
         return chain
+
+    def spend(self, owner: str, blocks: Sequence[BlockHash], now: float) -> None:
+        """Take in what another replica entered for a tenant, before it is stored here."""
+        if self._rate is not None:
+            left = self._may_enter(owner, self._rate, now) - self._index.unknown(blocks)
+            self._left[owner] = (max(-self._rate * BURST_S, left), now)
+
+    def _may_enter(self, owner: str, rate: float, now: float) -> float:
+        most = rate * BURST_S
+        left, at = self._left.get(owner, (most, now))
+        return min(most, left + (now - at) * rate)
 
     def floods(self, owner: str, now: float) -> bool:
         """Tell whether a tenant has lately brought more that is new than it may."""

@@ -190,7 +190,7 @@ class _Station:
         tokens = min(held * request.block_tokens, request.prompt_tokens)
         gateway.learned.placed(view.name, chain)
         told = [chain[held:]] if held < len(chain) else []
-        gateway.learned.share = lambda _, blocks: told.append(tuple(blocks))
+        gateway.learned.share = lambda _, blocks, __: told.append(tuple(blocks))
         gateway.learned.answered(view.name, chain)
         for other in self._gateways:
             if other is not gateway:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 
 from forebay.prefixcache import deltas
@@ -43,6 +44,18 @@ def test_an_outbox_gathers_by_endpoint_and_epoch():
     told = [(d.endpoint, blocks_of(d).tolist()) for d in outbox.take()]
     assert told == [("a", [1, 2, 3]), ("b", [4])]
     assert (len(outbox), outbox.take()) == (0, [])
+
+
+def test_whose_blocks_are_is_told_and_an_older_replica_does_not_say():
+    outbox = Outbox()
+    outbox.add("p", "a", "1", [1], owner="acme")
+    outbox.add("p", "a", "1", [2], owner="b")
+    told = deltas.read(deltas.write(outbox.take()))
+    assert [(d.owner, blocks_of(d).tolist()) for d in told] == [("acme", [1]), ("b", [2])]
+    older = msgspec.msgpack.encode([["p", "a", "1", b"12345678", False]])
+    assert deltas.read(older) == [Delta("p", "a", "1", b"12345678")]
+    newer = msgspec.msgpack.encode([["p", "a", "1", b"", False, "acme", "more"]])
+    assert deltas.read(newer) == [Delta("p", "a", "1", b"", owner="acme")]
 
 
 def test_what_is_forgotten_is_told_first_and_takes_back_what_waits():

@@ -171,7 +171,7 @@ def test_no_more_is_expected_than_the_engines_cache_holds():
 
 def test_what_is_used_is_told_to_other_replicas_where_blocks_give_way():
     learned, told = Learned(Index(), capacity_blocks=64), list[list[int]]()
-    learned.share = lambda _, blocks: told.append(list(blocks))
+    learned.share = lambda _, blocks, __: told.append(list(blocks))
     learned.placed("a", chain(*range(50)))
     learned.answered("a", chain(1, 2, 3))
     assert told == []

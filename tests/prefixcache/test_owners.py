@@ -12,6 +12,8 @@ from forebay.prefixcache.learned import LEAST_BLOCKS, Learned
 from forebay.prefixcache.owners import BURST_S, Owners
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.prefixcache.blocks import BlockHash
 
 CAPACITY = 100
@@ -128,3 +130,59 @@ def test_whoever_is_within_its_share_loses_nothing_to_whoever_is_not(
 
 def test_the_least_capacity_is_less_than_a_test_needs():
     assert LEAST_BLOCKS <= CAPACITY
+
+
+class Replica(Cache):
+    """One of several that tell each other at once what they enter."""
+
+    def __init__(self, others: list[Replica], *, rate: float) -> None:
+        super().__init__(rate=rate)
+        self.others = others
+        self.now = 0.0
+        self.learned.share = self._tell
+
+    def ask(self, owner: str, blocks: tuple[BlockHash, ...], now: float, name: str) -> None:
+        """Send a prompt that is answered at once."""
+        self.now = now
+        self.learned.placed("e", blocks, request=name, now=now, owner=owner)
+        self.learned.began(name, "e", blocks)
+        self.learned.ended(name)
+
+    def _tell(self, endpoint: str, blocks: Sequence[BlockHash], owner: str) -> None:
+        for other in self.others:
+            if other is not self:
+                other.learned.heard(endpoint, list(blocks), owner, self.now)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(0, 5), st.integers(0, 50), st.integers(1, 30)),
+        max_size=40,
+    )
+)
+def test_replicas_together_enter_no_more_new_blocks_than_one_may(
+    sent: list[tuple[int, float, int, int]],
+):
+    replicas: list[Replica] = []
+    replicas += [Replica(replicas, rate=1.0) for _ in range(3)]
+    now, entered = 0.0, set[int]()
+    for number, (place, passed, first, count) in enumerate(sent):
+        now += passed
+        replicas[place].ask("flood", chain(first * 10, count), now, f"r{number}")
+        entered |= {block for block in range(600) if replicas[place].index.holders(block)}  # type: ignore[arg-type] - a hash
+    assert len(entered) <= BURST_S + now
+    assert len({replica.index.held("e") for replica in replicas}) <= 1
+
+
+def test_what_another_replica_entered_counts_in_a_tenants_share_here():
+    replicas: list[Replica] = []
+    replicas += [Replica(replicas, rate=1e9) for _ in range(2)]
+    mine = [chain(1_000_000 + n * 100, 10) for n in range(5)]
+    for number, blocks in enumerate(mine):
+        replicas[0].ask("quiet", blocks, 0.0, f"q{number}")
+    for number in range(200):
+        replicas[number % 2].ask("flood", chain(number * 10, 10), 0.0, f"f{number}")
+    for replica in replicas:
+        assert [replica.holds(blocks) for blocks in mine] == [10] * 5
+        assert replica.owners.blocks() == {"quiet": 50, "flood": 50}
