@@ -6,8 +6,9 @@
 NAME is `forebay-learned`, `forebay-exact` (`:4` after it: four requests at once in an engine) or a
 peer of the rig's `gateways.sh`. Starts two vLLM
 whose KV caches together hold `--cache` of what all conversations come to, and sends the same
-conversations through each gateway in turn; before each run both caches are emptied. Prints what the
-engines say of cached tokens, and times to the first token, one line of JSON a run. With `--engines
+conversations through each gateway in turn, another one first in each round; before each run both
+caches are emptied. Prints what the engines say of cached tokens, and times to the first token, one
+line of JSON a run, of all requests and of those with little to prefill. With `--engines
 start` it only keeps them running, with `--engines there` it only measures.
 """
 
@@ -41,6 +42,8 @@ GATEWAY = 8475
 BLOCK = 32
 SESSIONS, TURNS, SYSTEMS = 24, 6, 4
 SYSTEM_WORDS, USER_WORDS, ANSWER_WORDS = 620, 48, 18
+NEAR = 256
+"""Tokens to prefill, as a turn has whose conversation is cached."""
 SAID = (
     *("num_preemptions_total", "request_queue_time_seconds_sum", "request_success_total"),
     *("request_prefill_time_seconds_sum", "request_decode_time_seconds_sum"),
@@ -203,6 +206,7 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
                 told_of = {"gateway": name, "round": round_, **turn._asdict()}
                 file.write(json.dumps(told_of | {"at": round(turn.at - began, 3)}) + "\n")
     ttft = sorted(turn.ttft for turn in turns)
+    near = [turn.ttft for turn in turns if turn.prompt - turn.cached <= NEAR]
     prompts, cached = sum(t.prompt for t in turns), sum(t.cached for t in turns)
     return {
         "gateway": name,
@@ -212,6 +216,9 @@ async def run(name: str, args: argparse.Namespace, round_: int) -> dict[str, Any
         "cached_share": round(cached / prompts, 4),
         "ttft_p50_ms": round(statistics.median(ttft) * 1000, 1),
         "ttft_p95_ms": round(ttft[int(len(ttft) * 0.95)] * 1000, 1),
+        "ttft_mean_ms": round(statistics.fmean(ttft) * 1000, 1),
+        "near_share": round(len(near) / len(turns), 3),
+        "near_ttft_p50_ms": round(statistics.median(near or [0.0]) * 1000, 1),
         "seconds": round(time.perf_counter() - began, 1),
         "engines": [
             {name: round(end.get(name, 0.0) - start.get(name, 0.0), 2) for name in SAID}
@@ -300,7 +307,8 @@ def main() -> None:
         while args.engines == "start":
             time.sleep(1)
         for round_ in range(args.rounds):
-            for name in args.names:
+            first = round_ % len(args.names)
+            for name in (*args.names[first:], *args.names[:first]):
                 with running(command_of(name, folder), folder / f"{name}.log"):
                     wait_for(f"http://127.0.0.1:{GATEWAY}/v1/models", 60)
                     time.sleep(2)

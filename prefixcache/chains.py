@@ -52,7 +52,7 @@ class Chains:
         self._bytes = self._old_bytes = 0
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """How much memory it needs, as estimated."""
         return self._bytes + self._old_bytes
 

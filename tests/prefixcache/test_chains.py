@@ -36,7 +36,7 @@ def test_texts_that_go_on_are_named_as_if_each_were_the_first(
         parent = ROOTS[number % roots]
         for _ in range(1 + number % 3):
             assert made.hashes(parent, text) == chain_text(parent, text, block_bytes=BLOCK)
-        assert made.bytes <= most_bytes + 2 * (chains._PER_SPAN + SPAN * chains._PER_BLOCK)
+        assert made.held_bytes <= most_bytes + 2 * (chains._PER_SPAN + SPAN * chains._PER_BLOCK)
 
 
 class Counted:
@@ -50,9 +50,9 @@ class Counted:
         """Return how many whole spans were hashed and kept for each text."""
         counts: list[int] = []
         for text in texts:
-            before = self.chains.bytes
+            before = self.chains.held_bytes
             self.chains.hashes(ROOTS[0], text)
-            counts.append((self.chains.bytes - before) // self._span)
+            counts.append((self.chains.held_bytes - before) // self._span)
         return counts
 
 
@@ -66,11 +66,11 @@ def test_what_never_comes_again_leaves_one_mark():
     made = Chains(block_bytes=BLOCK, span=SPAN)
     for number in range(10):
         made.hashes(ROOTS[0], bytes([number]) * 1000)
-    assert made.bytes == 10 * chains._PER_SPAN
+    assert made.held_bytes == 10 * chains._PER_SPAN
 
 
 def test_short_texts_leave_nothing():
     made = Chains(block_bytes=BLOCK, span=SPAN)
     for _ in range(3):
         made.hashes(ROOTS[0], b"x" * (2 * SPAN * BLOCK - 1))
-    assert made.bytes == 0
+    assert made.held_bytes == 0
