@@ -27,9 +27,10 @@ COMPILED = {
         "connection_answer connection_exchange connection_head connection_socket connections edits"
     ),
     "gateway": (
-        "answer answer_head app attempt failing feedback heads ids intake keys messages meter "
-        "pools prefix prefix_names prefix_numbers prefix_placements prefix_source prefix_text "
-        "preparation protocol reading relay routes sse stored time_limits upkeep wire"
+        "answer answer_head app arrangement attempt connections failing feedback heads ids intake "
+        "keys messages meter pools prefix prefix_names prefix_numbers prefix_placements "
+        "prefix_source prefix_text preparation protocol reading recourse relay routes sse stored "
+        "time_limits upkeep wire"
     ),
     "gateway/dialects": "anthropic base by_route only_usage openai responses",
     "gateway/quota": "ledger local memory tariff",

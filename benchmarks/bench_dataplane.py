@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING, Any
 from forebay.gateway.app import App
 from forebay.gateway.assembly import Assembly
 from forebay.gateway.config import load
+from forebay.gateway.connections import Connections
 from forebay.gateway.keys import Keys
 from forebay.gateway.local import LocalAnswers
 from forebay.gateway.messages import Limits
 from forebay.gateway.meter import Unmetered
-from forebay.gateway.protocol import Connections, HttpProtocol
+from forebay.gateway.protocol import HttpProtocol
 from forebay.gateway.telemetry.access_log import AccessLog
 from forebay.gateway.telemetry.labels import LabelSpace
 from forebay.gateway.telemetry.metrics import Metrics

@@ -37,7 +37,7 @@ def _debug_headers(inbound: Inbound, outcome: Outcome) -> Iterator[tuple[bytes, 
         yield b"x-forebay-endpoint", outcome.endpoint.encode()
     if outcome.placed is not None:
         yield b"x-forebay-queue-ms", b"%.1f" % ((outcome.placed - outcome.received) * 1000)
-    if inbound.pool.predicts:
+    if inbound.pool.arrangement.predicts:
         yield b"x-forebay-predicted-tokens", b"%d" % outcome.predicted_tokens
     prefix = inbound.pool.prefix
     hit = None if prefix is None else prefix.expected(inbound.request.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forebay.gateway.config.sections import Drain as DrainSection
 
-    from .protocol import Connections
+    from .connections import Connections
 
 logger = logging.getLogger(__name__)
 

@@ -137,7 +137,7 @@ class Experiments:
             self.quality.look_again(trial.pool)
         running = why.startswith(_LEAVES_RUNNING)
         for relay in tuple(self._app.active):
-            mine = relay.trial
+            mine = relay.inbound.trial
             if mine is None or mine.trial.name != trial.name or not mine.candidate:
                 continue
             if arm in {"", mine.arm}:

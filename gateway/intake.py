@@ -249,6 +249,6 @@ def outcome_of(inbound: Inbound) -> Outcome:
         received=request.arrived,
         bytes_in=request.body_bytes,
         sla=request.sla,
-        predicted_tokens=request.output_tokens_estimate if inbound.pool.predicts else 0,
+        predicted_tokens=request.output_tokens_estimate if inbound.pool.arrangement.predicts else 0,
         trace=inbound.trace.traceparent,
     )

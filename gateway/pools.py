@@ -5,33 +5,19 @@ Whatever changes an endpoint's view goes through here, so that the dispatcher he
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from forebay.policies.contracts import InvalidRequest, Overloaded, Rejected
-from forebay.scheduler.build import journal_head, make_dispatcher
-from forebay.scheduler.cost import Cost
 from forebay.scheduler.retry import RetryBudget
 
+from .arrangement import Arrangement
 from .endpoint import settings_of
-from .feedback import Feedback
 from .intake import answers
 from .prefix import PoolPrefix
-from .scheduling import (
-    JournalFile,
-    Reading,
-    Shared,
-    journal_of,
-    predictor_again,
-    predictor_of,
-    priority_of,
-    scheduling_of,
-    window_of,
-)
+from .scheduling import priority_of, window_of
 from .speculation import speculation_of
 from .upkeep import Upkeep
 
@@ -41,13 +27,12 @@ if TYPE_CHECKING:
     from forebay.gateway.config import sections
     from forebay.gateway.config.prefix import Prefix
     from forebay.policies.contracts import Outcome, Placement, Request
-    from forebay.scheduler.build import Scheduling
     from forebay.scheduler.dispatch import Dispatcher
-    from forebay.scheduler.length import Estimator
     from forebay.scheduler.others import Others
 
     from .endpoint import Endpoint
     from .relay import Relay
+    from .scheduling import Shared
     from .telemetry.histogram import Histogram
 
 logger = logging.getLogger(__name__)
@@ -81,26 +66,18 @@ class Pool:
         self.budget = RetryBudget(section.retry.budget)
         self.upkeep = Upkeep(self, changed)
         """Who keeps the endpoints' views."""
-        self._seed = seed
-        self._cost = Cost()
-        self.recallable: dict[str, Relay] | None = None
+        self._recallable: dict[str, Relay] | None = None
         """Placed streams without a byte, by request id, where a higher class may call them back."""
-        self.length: Estimator = predictor_of(section)
-        self.reading: Reading | None
-        """The same, where it reads prompts while they wait."""
-        self._predicted_by = section
-        self._bind_length()
-        self.predicts = section.scheduling.predictor != "none"
         self._prefix_section: Prefix | None = section.prefix
         self.prefix = prefix_of(section)
         """What is known of prefixes; None where the pool does not look at them."""
         self.speculation = speculation_of(section)
         """Whom speculation pays for, and where; None where no endpoint speculates."""
-        path = section.scheduling.journal
-        self._journal = None if path is None else JournalFile(path)
-        self._settings: Scheduling = scheduling_of(section, Shared())
-        self.dispatcher: Dispatcher = self._make_dispatcher()
-        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
+        self.arrangement = Arrangement(section, seed=seed)
+        """Its order, length predictor and journal."""
+        self.dispatcher: Dispatcher = self.arrangement.dispatcher(self.prefix)
+        self._feedback = self.arrangement.feedback(self.dispatcher.ordering)
+        self._bind_reading()
 
     @property
     def models(self) -> dict[str, str]:
@@ -134,7 +111,7 @@ class Pool:
         self.section = section
         self._refuse_dropped_models()
         self.allow = frozenset(section.allow_fields)
-        self._reschedule(section, scheduling_of(section, shared))
+        self._reschedule(section, shared)
         self.set_endpoints(endpoints)
         if self.prefix is not None:
             self.prefix.attend(shared, tuple(self.endpoints))
@@ -210,22 +187,30 @@ class Pool:
         except Rejected:
             self._tell_others(now)
             raise
-        others = self._call_back()
+        others, reading = self._call_back(), self.arrangement.reading
         if placement is None:
             relay.queued()
             self.waiting[request.id] = relay
-            if self.reading is not None and not request.avoid:
+            if reading is not None and not request.avoid:
                 inbound = relay.inbound
-                self.reading.ask(request, inbound.body, answers(inbound.body))
+                reading.ask(request, inbound.body, answers(inbound.body))
             self.upkeep.make_way(now)
         else:
-            if self.reading is not None and not request.avoid:
-                self.reading.idle()
+            if reading is not None and not request.avoid:
+                reading.idle()
             relay.placed(placement, now)
         self._tell(others, now)
 
-    def note_placed(self, placement: Placement) -> None:
+    def leave(self, request: Request) -> None:
+        """Let a request go that waits."""
+        self.waiting.pop(request.id, None)
+        self.dispatcher.leave(request)
+
+    def note_placed(self, placement: Placement, relay: Relay) -> None:
         """Tell the endpoint's window and the prefixes where a request goes."""
+        request = placement.request
+        if self._recallable is not None and request.stream:
+            self._recallable[request.id] = relay
         endpoint = self.endpoints.get(placement.endpoint)
         if endpoint is not None and endpoint.window is not None:
             endpoint.window.placed(endpoint.view.in_flight)
@@ -238,8 +223,8 @@ class Pool:
         try:
             cost = self._learn(placement, now, outcome)
         finally:  # a place that is not given back is lost for good
-            if self.recallable is not None:
-                self.recallable.pop(placement.request.id, None)
+            if self._recallable is not None:
+                self._recallable.pop(placement.request.id, None)
             freed = self.dispatcher.release(placement, now, cost)
             self._tell_others(now)
             if freed:
@@ -274,7 +259,7 @@ class Pool:
         """
         if good and self.prefix is not None:
             self.prefix.began(placement, now)
-        recallable = self.recallable
+        recallable = self._recallable
         if recallable is not None and recallable.pop(placement.request.id, None) is not None:
             self.dispatcher.began(placement)
 
@@ -292,7 +277,7 @@ class Pool:
         if others is None:
             return None
         for placement in others.recalled:
-            relay = (self.recallable or {}).pop(placement.request.id, None)
+            relay = (self._recallable or {}).pop(placement.request.id, None)
             if relay is not None:
                 self.waiting[placement.request.id] = relay
                 relay.recalled()
@@ -314,44 +299,32 @@ class Pool:
             if relay is not None:
                 relay.expired(now)
 
-    def _make_dispatcher(self) -> Dispatcher:
-        section, journal = self.section, self._journal
-        if journal is not None:
-            head = journal_head(self._settings, pool=self.name, seed=self._seed, cost=self._cost)
-            journal.write(head)
-        return make_dispatcher(
-            self._settings,
-            pool=self.name,
-            rng=Random(self._seed),  # noqa: S311 - spreads ties, hides nothing
-            max_requests=section.queue.max_requests,
-            max_bytes=section.queue.max_bytes,
-            cost=self._cost,
-            uncached=None if self.prefix is None else self.prefix.uncached,
-            score=None if self.prefix is None else self.prefix.score,
-            journal=None if journal is None else journal.write,
-        )
+    # -- its scheduling, arranged anew -----------------------------------------------------------
 
-    def _reschedule(self, section: sections.Pool, settings: Scheduling) -> None:
+    def _reschedule(self, section: sections.Pool, shared: Shared) -> None:
         """Take a section's order; what waits and runs goes on under it."""
-        length = predictor_again(section, self._predicted_by, self.length)
-        if length is not self.length:
-            self.length = length
-            self._bind_length()
-            self.predicts = section.scheduling.predictor != "none"
-        self._predicted_by = section
-        settings = self._believed(settings)
-        changed = settings != self._settings
+        before = self.arrangement.length
+        changed = self.arrangement.take(section, shared)
+        if self.arrangement.length is not before:
+            self._bind_reading()
         if section.prefix != self._prefix_section:
             self._look_again(section)
             changed = True
-        journal = journal_of(section, self._journal)
-        if changed or journal is not self._journal:
-            self._settings, self._journal = settings, journal
-            self._remake()
-            recalls = settings.guards is not None and settings.guards.recalls
-            self.recallable = {} if recalls else None
-        self._limit()
-        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
+        if changed:
+            guards = self.arrangement.settings.guards
+            self._recallable = {} if guards is not None and guards.recalls else None
+        self._rearrange(remake=changed)
+
+    def _rearrange(self, *, remake: bool) -> None:
+        """Take the limits and what learns; with `remake` another dispatcher takes over."""
+        if remake:
+            before, self.dispatcher = self.dispatcher, self.arrangement.dispatcher(self.prefix)
+            self.dispatcher.take_over(before)
+        queue = self.section.queue
+        self.dispatcher.set_limits(
+            max_requests=queue.max_requests, max_bytes=queue.max_bytes, classes=queue.classes
+        )
+        self._feedback = self.arrangement.feedback(self.dispatcher.ordering)
 
     def _look_again(self, section: sections.Pool) -> None:
         """Look at prefixes as a section says; what is known stays where it can."""
@@ -361,23 +334,16 @@ class Pool:
             self.upkeep.close()
             self.prefix = prefix_of(section)
 
-    def _limit(self) -> None:
-        queue = self.section.queue
-        self.dispatcher.set_limits(
-            max_requests=queue.max_requests, max_bytes=queue.max_bytes, classes=queue.classes
-        )
-
-    def _remake(self) -> None:
-        before, self.dispatcher = self.dispatcher, self._make_dispatcher()
-        self.dispatcher.take_over(before)
-
-    # -- predicted lengths -----------------------------------------------------------------------
-
-    def _bind_length(self) -> None:
-        self.reading = self.length if isinstance(self.length, Reading) else None
-        if self.reading is not None:
+    def _bind_reading(self) -> None:
+        reading = self.arrangement.reading
+        if reading is not None:
             waits = self.waiting.__contains__
-            self.reading.bind(revise=self.revise, waits=waits, trust=self._trust)
+            reading.bind(revise=self.revise, waits=waits, trust=self._trust)
+
+    def _trust(self) -> None:
+        """Order anew, since trust in predictions was lost or has come back."""
+        self.arrangement.trust()
+        self._rearrange(remake=True)
 
     def revise(self, request_id: str, output_tokens: int) -> bool:
         """Put a better estimate in the place of a waiting request's; False when its turn came."""
@@ -390,21 +356,7 @@ class Pool:
         relay.revised(better)
         return True
 
-    def _believed(self, settings: Scheduling) -> Scheduling:
-        """Return settings that order by length only while predictions are believed."""
-        if self.reading is None or self.reading.trusted:
-            return settings
-        return dataclasses.replace(settings, predicts=False)
-
-    def _trust(self) -> None:
-        """Order anew, since trust in predictions was lost or has come back."""
-        self._settings = dataclasses.replace(self._settings, predicts=self._is_believed())
-        self._remake()
-        self._limit()
-        self._feedback = Feedback(self.dispatcher.ordering, self.length, self._cost)
-
-    def _is_believed(self) -> bool:
-        return self.reading is None or self.reading.trusted
+    # -- time, and the end -----------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Let time pass: breakers half-open, slow starts, deadlines of those who wait."""
@@ -413,7 +365,7 @@ class Pool:
             self.dispatcher.tick(now)
             if self.prefix is not None:
                 self.prefix.tick(now, self.endpoints)
-            self._flush()
+            self.arrangement.flush()
         finally:  # whoever waits is told in time, whatever is wrong here
             self._expire(now)
 
@@ -423,15 +375,7 @@ class Pool:
             self._expired(self.dispatcher.expire(now), now)
             self._tell_others(now)
 
-    def _flush(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
-        if self.reading is not None:
-            self.reading.flush()
-
     def close(self) -> None:
         """Let go of threads and files, when its last request has ended."""
-        self._flush()
         self.upkeep.close()
-        if self.reading is not None:
-            self.reading.close()
+        self.arrangement.close()

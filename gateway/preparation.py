@@ -162,7 +162,7 @@ class Preparation:
                 without = self.participation.join(inbound, session, standing.sla)
         pool = inbound.pool
         model = call.model or pool.engine_model(inbound.model)
-        predicted = pool.length.estimate(
+        predicted = pool.arrangement.length.estimate(
             LengthFeatures(
                 call.route, model, inbound.tenant.name, prompt, asked, intake.answers(body)
             )

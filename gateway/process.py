@@ -16,6 +16,7 @@ from forebay.policies.contracts import ConfigError
 from .app import App
 from .assembly import Assembly
 from .chores import Chores
+from .connections import Connections
 from .draining import Drain
 from .experimenting import Experiments
 from .keys import Keys
@@ -24,7 +25,6 @@ from .local import LocalAnswers, Scrape
 from .messages import Limits
 from .operations import Operations
 from .prefix_status import sharing_status
-from .protocol import Connections
 from .quota.metering import Metering
 from .reload import Watcher, refuse_fixed
 from .status import take_snapshot

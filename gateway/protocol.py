@@ -13,21 +13,19 @@ a second: no timer for each request.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from email.utils import formatdate
 from enum import IntEnum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from .heads import KnownHeads
 from .reading import Reader
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from .messages import Guest, Host, Limits, Message
+    from .connections import Connections
+    from .messages import Guest, Message
 
 logger = logging.getLogger(__name__)
 
@@ -55,45 +53,6 @@ class Phase(IntEnum):
     BODY = 2
     ANSWER = 3
     CLOSING = 4
-
-
-class Connections:
-    """All connections of one listening server, and the clock that they share."""
-
-    def __init__(self, host: Host, limits: Limits, clock: Callable[[], float]) -> None:
-        self.host = host
-        self.limits = limits
-        self.clock = clock
-        self.closing = False
-        """Draining: answers say `connection: close`."""
-        self.open: set[HttpProtocol] = set()
-        self.heads = KnownHeads()
-        self.date = _date()
-
-    def accept(self) -> asyncio.Protocol:
-        """Make the protocol of a new connection."""
-        return cast("asyncio.Protocol", HttpProtocol(self))
-
-    def sweep(self, now: float) -> None:
-        """Close what has been idle, slow or stuck for too long."""
-        self.date = _date()
-        for connection in tuple(self.open):
-            connection.check_time(now)
-
-    def close_idle(self, since: float) -> None:
-        """Close the connections on which nothing has been under way since then."""
-        for connection in tuple(self.open):
-            if connection.phase == Phase.IDLE and connection.last <= since:
-                connection.transport.close()
-
-    def refuse_unread(self) -> None:
-        """Refuse the requests that are still being read."""
-        for connection in tuple(self.open):
-            connection.refuse_unread()
-
-
-def _date() -> bytes:
-    return b"date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
 
 
 class HttpProtocol:

@@ -18,8 +18,8 @@ import httptools
 from .messages import Message
 
 if TYPE_CHECKING:
+    from .connections import Connections
     from .messages import Refusal
-    from .protocol import Connections
 
 logger = logging.getLogger(__name__)
 

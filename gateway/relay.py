@@ -8,7 +8,7 @@ what may follow what.
 
 A relay is settled exactly once, by `settle`, which is synchronous: the place is free, the memory
 given back and the outcome written before anything else can happen. Retries are decided in one
-place, `failed`, and only while nothing has gone to the caller.
+place, `failed`, and only while nothing has gone to the caller; `recourse` says where to.
 """
 
 from __future__ import annotations
@@ -25,21 +25,15 @@ from forebay.policies.contracts import (
     Rejected,
 )
 from forebay.scheduler.lifecycle import Event, State, advance
-from forebay.scheduler.retry import MOVES_ON, Tries, again, may_retry
+from forebay.scheduler.retry import again
 
 from .answer_head import answer_head
 from .attempt import Attempt
 from .dialects import dialect_of
 from .failing import final, last_event, not_started, shutting_down, told
 from .intake import outcome_of
-from .places import (
-    ROLLED_BACK,
-    SATURATED,
-    UNHEALTHY,
-    moved_to,
-    next_place,
-    reason_of,
-)
+from .places import ROLLED_BACK, reason_of
+from .recourse import Recourse
 from .time_limits import hold_start, hold_stream
 
 if TYPE_CHECKING:
@@ -51,7 +45,6 @@ if TYPE_CHECKING:
     from .intake import Inbound
     from .messages import Responder
     from .meter import Lease
-    from .trials import Assigned
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +63,11 @@ class Relay:
         "_app",
         "_attempt",
         "_dialect",
-        "_inbound",
+        "_recourse",
         "_responder",
         "_settled",
         "_state",
-        "_tries",
+        "inbound",
         "lease",
         "outcome",
         "request",
@@ -82,11 +75,12 @@ class Relay:
 
     def __init__(self, app: App, inbound: Inbound, responder: Responder) -> None:
         self._app = app
-        self._inbound = inbound
+        self.inbound = inbound
+        """What was read of the call."""
         self._responder = responder
         self._state = _RECEIVING
         self._dialect = dialect_of(inbound.request.route)
-        self._tries = Tries()
+        self._recourse = Recourse(app, inbound)
         self._attempt: Attempt | None = None
         """The one that is being made; None while it waits."""
         self._settled = False
@@ -94,18 +88,13 @@ class Relay:
         self.request = inbound.request
         self.outcome = outcome_of(inbound)
 
-    @property
-    def trial(self) -> Assigned | None:
-        """Its part in an experiment."""
-        return self._inbound.trial
-
     # -- the way down ----------------------------------------------------------------------------
 
     def granted(self) -> None:
         """Queue the call, or send it on at once."""
         now = self._app.now()
         try:
-            self._inbound.pool.budget.request(now)
+            self.inbound.pool.budget.request(now)
             self._app.active.add(self)
             self._submit(self.request, now)
         except Exception as error:  # noqa: BLE001 - a place or a lease may be held already
@@ -114,15 +103,10 @@ class Relay:
     def _submit(self, request: Request, now: float) -> None:
         self.request = request
         try:
-            self._inbound.pool.submit(self, request, now)
+            self.inbound.pool.submit(self, request, now)
         except Rejected as error:
-            if not (self._inbound.places and self._move(reason_of(error), now)):
+            if not self._move(request, reason_of(error), now):
                 self.reject(error)
-
-    @property
-    def inbound(self) -> Inbound:
-        """What was read of the call."""
-        return self._inbound
 
     def revised(self, request: Request) -> None:
         """Take a better estimate of how long the answer will be; it waits on."""
@@ -143,22 +127,19 @@ class Relay:
             self._send(placement, now)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's alone
             self.broke(error)
-            pool = self._inbound.pool
+            pool = self.inbound.pool
             if pool.dispatcher.holds(placement):
                 pool.release(placement, now)
 
     def _send(self, placement: Placement, now: float) -> None:
         self._state = advance(self._state, _PLACE)
-        inbound, outcome = self._inbound, self.outcome
+        inbound, outcome = self.inbound, self.outcome
         outcome.endpoint = placement.endpoint
         outcome.attempts += 1
         if outcome.placed is None:
             outcome.placed = now
-        pool = inbound.pool
-        pool.note_placed(placement)
-        if pool.recallable is not None and self.request.stream:
-            pool.recallable[self.request.id] = self
-        inbound.call.priority = pool.priority(self.request)
+        inbound.pool.note_placed(placement, self)
+        inbound.call.priority = inbound.pool.priority(self.request)
         self._attempt = attempt = Attempt(
             self._app,
             self,
@@ -192,7 +173,7 @@ class Relay:
 
     def refused(self, error: Rejected) -> None:
         """See meter.Asking. Says nothing of a pool or an arm: the limit is the tenant's own."""
-        self._inbound.trial = None
+        self.inbound.trial = None
         self._alone(lambda: self.reject(error))
 
     def ousted(self, error: Rejected) -> None:
@@ -200,7 +181,7 @@ class Relay:
         self._alone(lambda: self._oust(error))
 
     def _oust(self, error: Rejected) -> None:
-        if not (self._inbound.places and self._move(reason_of(error), self._app.now())):
+        if not self._move(self.request, reason_of(error), self._app.now()):
             self.reject(error)
 
     def _alone(self, step: Callable[[], object]) -> None:
@@ -215,31 +196,36 @@ class Relay:
     def holding(self, attempt: Attempt) -> None:
         """Take note that a whole answer, or an error, has begun to come."""
         self._state = advance(self._state, _HOLD)
-        self._inbound.pool.began(attempt.placement, good=attempt.status < 300)
+        self.inbound.pool.began(attempt.placement, good=attempt.status < 300)
 
     def starting(self, attempt: Attempt, now: float) -> None:
         """Take note that the first bytes go to the caller: from here on nothing can be retried."""
         self._state = advance(self._state, _STREAM)
-        self._inbound.pool.began(attempt.placement, good=True, now=now)
+        self.inbound.pool.began(attempt.placement, good=True, now=now)
         self.outcome.first_byte = now
 
     def failed(
         self, attempt: Attempt, verdict: Verdict, error: ForebayError, *, sent: bool = False
     ) -> None:
         """Decide on a retry: the only place that does."""
-        now, pool, endpoint = self._app.now(), self._inbound.pool, attempt.endpoint
+        now, pool, endpoint = self._app.now(), self.inbound.pool, attempt.endpoint
         attempt.close()
         self._attempt = None
         try:
             pool.upkeep.judged(endpoint, verdict, told(error, attempt.status), now)
-            self._tries.ended(verdict, sent=sent)
+            self._recourse.tried(verdict, sent=sent)
             wider = again(self.request, endpoint.name)
         finally:  # a place that is not given back is lost for good
             pool.release(attempt.placement, now)
         if self._settled:
             return
         refused = pool.budget.refused
-        if self._retry(verdict, wider, now) or self._move_on(verdict, wider, now):
+        if self._recourse.may_retry(verdict, wider, now):
+            self._state = advance(self._state, Event.RETRY)
+            self._submit(wider, now)
+            return
+        reason = self._recourse.reason(verdict)
+        if reason and self._move(wider, reason, now):
             return
         if pool.budget.refused > refused:
             self._app.observer.retry_refused(pool.name)
@@ -247,55 +233,26 @@ class Relay:
         blamed = Finish.REJECTED if isinstance(answer, InvalidRequest) else Finish.ENGINE_ERROR
         self.answer_error(answer, finish=blamed)
 
-    def _retry(self, verdict: Verdict, wider: Request, now: float) -> bool:
-        """Begin anew in the same pool, where that may be and an endpoint is left for it."""
-        pool = self._inbound.pool
-        if not may_retry(
-            verdict,
-            tries=self._tries,
-            attempts=pool.section.retry.attempts,
-            begun=False,
-            elsewhere=pool.dispatcher.could_serve(wider, now),
-            deadline=self.request.deadline,
-            now=now,
-            budget=pool.budget,
-        ):
-            return False
-        self._state = advance(self._state, Event.RETRY)
-        self._submit(wider, now)
-        return True
-
     # -- going elsewhere -------------------------------------------------------------------------
 
-    def _move_on(self, verdict: Verdict, wider: Request, now: float) -> bool:
-        """Go on at the next place, where what became of an attempt is a reason for that."""
-        if not self._inbound.places or verdict not in MOVES_ON or self._tries.spent:
-            return False
-        self.request = wider  # never the same endpoint twice
-        return self._move(SATURATED if verdict is Verdict.FULL else UNHEALTHY, now)
-
-    def _move(self, reason: str, now: float) -> bool:
+    def _move(self, request: Request, reason: str, now: float) -> bool:
         """Go on at the next place that takes a request for this reason; False: there is none.
 
         What was placed has been released.
         """
-        inbound = self._inbound
-        place = next_place(inbound, reason)
-        if place is None or self._settled:
+        moved = None if self._settled else self._recourse.elsewhere(request, reason)
+        if moved is None:
             return False
         if self._state is not _RECEIVING and self._state is not _QUEUED:
             self._state = advance(self._state, Event.RETRY)
-        self._app.moved(inbound, reason)
-        self.outcome.moved = reason
-        request = moved_to(inbound, self.request, place)
-        self.outcome.pool = request.pool
-        self._submit(request, now)
+        self.outcome.moved, self.outcome.pool = reason, moved.pool
+        self._submit(moved, now)
         return True
 
     def leave(self, reason: str) -> bool:
         """Leave where it waits or was sent for the next place; False, and it stays, without one."""
-        inbound, now = self._inbound, self._app.now()
-        if not any(reason in place.reasons for place in inbound.places):
+        inbound, now = self.inbound, self._app.now()
+        if not self._recourse.takes(reason):
             return False
         attempt = self._attempt
         if attempt is not None:
@@ -303,9 +260,8 @@ class Relay:
             self._attempt = None
             inbound.pool.release(attempt.placement, now)
         elif self._state is _QUEUED:
-            inbound.pool.waiting.pop(self.request.id, None)
-            inbound.pool.dispatcher.leave(self.request)
-        return self._move(reason, now)
+            inbound.pool.leave(self.request)
+        return self._move(self.request, reason, now)
 
     def take_back(self, *, running: bool) -> None:
         """Leave an arm that was rolled back: what waits, and with `running` what has no byte."""
@@ -338,7 +294,7 @@ class Relay:
         attempt = self._attempt
         if attempt is None:
             return  # the pool expires what waits
-        limits = self._inbound.timeouts or self._inbound.pool.section.timeouts
+        limits = self.inbound.timeouts or self.inbound.pool.section.timeouts
         if self._state is _STREAMING:
             hold_stream(attempt, limits, now, slow=self._responder.slow)
         else:
@@ -394,7 +350,7 @@ class Relay:
         self, content_type: bytes, error: ForebayError | None = None
     ) -> list[tuple[bytes, bytes]]:
         """Return the headers of the answer but for its length."""
-        head = answer_head(self._inbound, self.outcome, content_type, error)
+        head = answer_head(self.inbound, self.outcome, content_type, error)
         head += self.lease.headers()
         return head
 
@@ -413,13 +369,12 @@ class Relay:
             logger.exception("settling a request failed")
 
     def _settle(self, finish: Finish) -> None:
-        now, pool, outcome = self._app.now(), self._inbound.pool, self.outcome
+        now, pool, outcome = self._app.now(), self.inbound.pool, self.outcome
         attempt, self._attempt = self._attempt, None
         outcome.finish, outcome.ended = finish, now
         try:
             if self._state is _QUEUED:
-                pool.waiting.pop(self.request.id, None)
-                pool.dispatcher.leave(self.request)
+                pool.leave(self.request)
             self._state = advance(self._state, last_event(self._state, finish))
         finally:
             try:
@@ -439,4 +394,4 @@ class Relay:
             outcome.empty = completed and seen is not None and not seen.token
         finally:
             self.lease.settle(outcome)
-        self._app.settled(self._inbound, outcome, seen)
+        self._app.settled(self.inbound, outcome, seen)

@@ -25,10 +25,10 @@ import uvloop
 
 from forebay.gateway.config import load
 
+from .connections import Connections
 from .engine_host import EngineHost
 from .messages import Limits
 from .process import Process, bind
-from .protocol import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable

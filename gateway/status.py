@@ -24,6 +24,7 @@ def take_snapshot(pools: Iterable[Pool], *, now: float, **rest: Any) -> Snapshot
 
 def _pool(pool: Pool, now: float) -> PoolStatus:
     dispatcher, prefix, drafts = pool.dispatcher, pool.prefix, pool.speculation
+    reading = pool.arrangement.reading
     return PoolStatus(
         name=pool.name,
         models=tuple(pool.models),
@@ -33,7 +34,7 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         oldest_wait_s=dispatcher.oldest_wait(now),
         queue=_queue(dispatcher, now),
         prefix=None if prefix is None else prefix_status(prefix, pool.endpoints, now),
-        length=None if pool.reading is None else pool.reading.status(),
+        length=None if reading is None else reading.status(),
         speed_ups={} if drafts is None else drafts.speed_ups(),
         speculated={} if drafts is None else dict(drafts.sent),
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from forebay.adapters.sim import Embedded
+from forebay.gateway.connections import Connections
 from forebay.gateway.engine_host import EngineHost
 from forebay.gateway.messages import Limits
-from forebay.gateway.protocol import Connections
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

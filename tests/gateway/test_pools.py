@@ -87,8 +87,8 @@ def pool_of(*, classes: bool = True, **section: Any) -> Pool:
 
 def send(pool: Pool, call: Call) -> Call:
     pool.submit(cast("Relay", call), call.request, 0.0)
-    if pool.recallable is not None and call.told == ["placed"]:
-        pool.recallable[call.request.id] = cast("Relay", call)
+    if call.told == ["placed"] and call.placement is not None:
+        pool.note_placed(call.placement, cast("Relay", call))
     return call
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay.gateway.connections import Connections
 from forebay.gateway.messages import Limits, Message, Refusal, Responder
-from forebay.gateway.protocol import HIGH_WATER, LINGER, Connections, HttpProtocol, Phase
+from forebay.gateway.protocol import HIGH_WATER, LINGER, HttpProtocol, Phase
 from forebay.gateway.reading import MAX_HEADERS, MAX_URL
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.gateway.connections import Connections
 from forebay.gateway.heads import KnownHeads
 from forebay.gateway.messages import Limits, Refusal
-from forebay.gateway.protocol import Connections, HttpProtocol
+from forebay.gateway.protocol import HttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -28,7 +28,7 @@ def reading(order: str = "sjf", predictor: str = "encoder", **prediction: Any) -
 
 
 def reader(gateway: Gateway) -> PoolLength:
-    found = gateway.pool.length
+    found = gateway.pool.arrangement.length
     assert isinstance(found, PoolLength)
     return found
 
@@ -155,12 +155,12 @@ def test_without_trust_the_order_is_fair_until_trust_returns(go: Go, kit: Kit):
             first = await occupied(gateway, kit)
             caller = await waits(gateway, kit, ESSAY)
             feed(reader(gateway), said=10, true=400)
-            assert not gateway.pool._settings.predicts
+            assert not gateway.pool.arrangement.settings.predicts
             assert gateway.pool.dispatcher.queued == 1
             status = (await gateway.ask(kit.get("/metrics"))).body.decode()
             assert 'forebay_predictor_trusted{pool="p"} 0.0' in status
             feed(reader(gateway), said=400, true=400)
-            assert gateway.pool._settings.predicts
+            assert gateway.pool.arrangement.settings.predicts
             first.leave()
             assert (await caller.answer()).status == 200
             caller.leave()
@@ -270,11 +270,11 @@ def test_a_reload_brings_another_predictor_and_a_bad_one_changes_nothing(
         async with kit.running(kit.config(endpoints, pool=reading())) as gateway:
             before = reader(gateway)
             gateway.process.apply(kit.config(endpoints, pool=reading(weights=str(tmp_path))))
-            assert gateway.pool.length is before
+            assert gateway.pool.arrangement.length is before
             gateway.process.apply(kit.config(endpoints, pool=reading(budget="1s")))
             assert reader(gateway) is not before
             gateway.process.apply(kit.config(endpoints, pool={"order": "sjf"}))
-            assert not isinstance(gateway.pool.length, PoolLength)
+            assert not isinstance(gateway.pool.arrangement.length, PoolLength)
             assert (await gateway.ask(kit.post(kit.chat()))).status == 200
 
     go(main())
