@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from forebay.gateway.config.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - argparse gives this type no public name
+
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says of a misspelt command, option or choice which one was meant; so do its commands."""
+
+    def parse_known_args(  # type: ignore[override]  # a namespace is made here, never brought
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is unknown at once: the command knows its own options, its parent does not.
+
+        argparse asks every command's parser through here.
+        """
+        found, unknown = super().parse_known_args(args, namespace or argparse.Namespace())
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            names = _OPTION.findall(self.format_help()) if option.startswith("--") else ()
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, names)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser."""
+        wrong = _CHOICE.search(message)
+        names = () if wrong is None else re.findall(r"[\w.-]+", wrong[2])
+        super().error(message if wrong is None else message + did_you_mean(wrong[1], names))
 
 
 def port(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import sys
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from . import (
     spec,
     usage,
 )
+from .arguments import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +82,8 @@ def _of_the_system(error: OSError) -> str:
     return where + (error.strerror or str(error)).lower() + _HINTS.get(error.errno or 0, "")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="forebay",
         description="One OpenAI-compatible address in front of vLLM, SGLang, TensorRT-LLM and "
         "llama.cpp.",

@@ -67,6 +67,33 @@ def test_a_wrong_call_exits_with_2_and_says_how(
     assert capsys.readouterr().err.startswith("usage: forebay")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "command", "meant"),
+    [
+        ("chekc forebay.yaml", "", "check"),
+        ("engine simm", " engine", "sim"),
+        ("demo --prot 1", " demo", "--port"),
+        ("check a.yaml --jsno", " check", "--json"),
+        ("engine sim --port 1 --proflie=fast", " engine sim", "--profile"),
+        ("prefix replay trace --polcy sticky", " prefix replay", "--policy"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest_one(
+    wrong: str, command: str, meant: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(wrong.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: forebay{command} ")
+    assert told.endswith(f"; did you mean '{meant}'?\n")
+
+
+def test_a_word_like_no_other_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]):
+    assert main(["fly"]) == 2
+    told = capsys.readouterr().err
+    assert "invalid choice: 'fly' (choose from " in told
+    assert "did you mean" not in told
+
+
 def test_a_right_file_passes_the_check(file: Path, capsys: pytest.CaptureFixture[str]):
     file.write_text(GOOD)
     assert main(["check", str(file)]) == 0
