@@ -134,7 +134,7 @@ class Verdict(Word):
     MISCONFIGURED = "misconfigured"
     """401, 403, unknown model: our configuration is wrong; out of rotation until a probe passes."""
     FULL = "full"
-    """408, 429, 503: try another; no breaker failure."""
+    """408, 429, 503: try another; no breaker failure, unless 503 is all that it says."""
     BROKEN = "broken"
     """500, 502, 504 and whatever cannot be read: counts against the breaker."""
 

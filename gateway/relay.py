@@ -212,7 +212,8 @@ class Relay:
         attempt.close()
         self._attempt = None
         try:
-            pool.upkeep.judged(endpoint, verdict, told(error, attempt.status), now)
+            status = attempt.status
+            pool.upkeep.judged(endpoint, verdict, told(error, status), now, status=status)
             self._recourse.tried(verdict, sent=sent)
             wider = again(self.request, endpoint.name)
         finally:  # a place that is not given back is lost for good

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REFUSED = 503
+
 
 class Upkeep:
     """Keeps the views of one pool's endpoints true."""
@@ -60,13 +62,17 @@ class Upkeep:
         if change is not None:
             self.moved(endpoint, change, now)
 
-    def judged(self, endpoint: Endpoint, verdict: Verdict, reason: str, now: float) -> None:
-        """Take in what an answer says of its endpoint."""
+    def judged(
+        self, endpoint: Endpoint, verdict: Verdict, reason: str, now: float, *, status: int = 0
+    ) -> None:
+        """Take in what an answer says of its endpoint; `status` is the engine's, 0 for none."""
         health = endpoint.health
         if verdict is Verdict.BROKEN:
             change = health.request_failed(now, reason)
         elif verdict is Verdict.MISCONFIGURED:
             change = health.misconfigured(now, reason)
+        elif verdict is Verdict.FULL and status == _REFUSED:
+            change = health.request_refused(now, reason)
         else:
             health.good_bytes(now)  # it answers, whatever it says
             return

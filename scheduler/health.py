@@ -5,6 +5,11 @@ row take it out, `successes` in a row bring it back (hysteresis). *Requests* pas
 breaker opens after `breaker_fails` failures in a row, much sooner than probes would see it. Good
 bytes outweigh probes: an engine too busy to answer a probe while it streams is alive.
 
+A 503 (*refused*) is most often no failure: the engine is full. But one that says nothing else is
+the worst of all: refusing at once it has nothing in flight, so that requests are placed there
+first. So `breaker_fails` refusals in a row open the breaker too, if nothing good came for an
+`interval`.
+
     STARTING        no probe has come back; usable only if `optimistic`
     UP              in rotation, with a growing share of its limit after a return
     DOWN            probes fail
@@ -14,7 +19,7 @@ bytes outweigh probes: an engine too busy to answer a probe while it streams is 
 
     STARTING --pass--> UP        STARTING, UP, OPEN, TRIAL --probes fail--> DOWN --probes pass--> UP
     UP --requests fail--> OPEN --time--> TRIAL --success--> UP
-                            ^------failure--'    (open for twice as long, 60 s at most)
+                            ^--failure, 503--'   (open for twice as long, 60 s at most)
     any --misconfigured--> MISCONFIGURED --two passes at least--> UP
 
 What belongs to an earlier time is ignored: a request sent before the breaker opened that fails
@@ -80,6 +85,8 @@ class Health:
         "_passes",
         "_probe_fails",
         "_ramp_from",
+        "_refusals",
+        "_refused_since",
         "_request_fails",
         "_settings",
         "drained",
@@ -102,6 +109,8 @@ class Health:
         self._probe_fails = 0
         self._passes = 0
         self._request_fails = 0
+        self._refusals = 0
+        self._refused_since = 0.0
         self._good_at = -inf
         self._open_s = settings.breaker_open
         self._open_until = inf
@@ -182,12 +191,14 @@ class Health:
         return self._go(State.DOWN, f"{self._probe_fails} probes in a row failed: {reason}")
 
     def good_bytes(self, now: float) -> None:
-        """Note that a good answer's bytes came just now."""
+        """Note that a good answer's bytes came then."""
         self._good_at = now
+        if now >= self._refused_since:
+            self._refusals = 0
 
     def request_succeeded(self, now: float) -> Change | None:
         """Note an answer that ended well."""
-        self._good_at = now
+        self.good_bytes(now)
         self._request_fails = 0
         if self.state is State.UP:
             return None
@@ -200,14 +211,28 @@ class Health:
     def request_failed(self, now: float, reason: str) -> Change | None:
         """Note an answer that failed by the engine's fault (never the caller's, never full)."""
         if self.state is State.TRIAL:
-            self._open_s = min(self._open_s * 2, self._longest_open())
-            return self._open(now, f"the trial request failed: {reason}")
+            return self._open_again(now, reason)
         if self.state not in (State.UP, State.STARTING):
             return None
         self._request_fails += 1
         if self._request_fails < self._settings.breaker_fails:
             return None
         return self._open(now, f"{self._request_fails} requests in a row failed: {reason}")
+
+    def request_refused(self, now: float, reason: str) -> Change | None:
+        """Note a 503: back-pressure, unless it is all that comes."""
+        if self.state is State.TRIAL:
+            return self._open_again(now, reason)
+        if self.state not in (State.UP, State.STARTING):
+            return None
+        if not self._refusals:
+            self._refused_since = now
+        self._refusals += 1
+        since = now - self._refused_since
+        if self._refusals < self._settings.breaker_fails or since < self._settings.interval:
+            return None
+        text = f"{self._refusals} requests in a row were refused, and nothing good came"
+        return self._open(now, f"{text} for {since:.1f} s: {reason}")
 
     def misconfigured(self, now: float, reason: str) -> Change | None:  # noqa: ARG002 - as the others
         """Note that our configuration is wrong there (401, 403, unknown model)."""
@@ -235,7 +260,7 @@ class Health:
 
     def _return(self, now: float, reason: str) -> Change:
         self._ramp_from = now
-        self._request_fails = 0
+        self._request_fails = self._refusals = 0
         self._open_s = self._settings.breaker_open
         return self._go(State.UP, reason)
 
@@ -243,8 +268,10 @@ class Health:
         self._open_until = now + self._open_s
         return self._go(State.OPEN, reason)
 
-    def _longest_open(self) -> float:
-        return max(_LONGEST_OPEN_S, self._settings.breaker_open)
+    def _open_again(self, now: float, reason: str) -> Change:
+        longest = max(_LONGEST_OPEN_S, self._settings.breaker_open)
+        self._open_s = min(self._open_s * 2, longest)
+        return self._open(now, f"the trial request failed: {reason}")
 
     def _go(self, new: State, reason: str) -> Change:
         change = Change(self.state, new, reason)

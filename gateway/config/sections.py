@@ -128,7 +128,9 @@ class Health(Section):
     fails: int = Field(default=3, ge=1, description="failed probes in a row that take it out")
     successes: int = Field(default=2, ge=1, description="passed probes in a row that bring it back")
     breaker_fails: int = Field(
-        default=5, ge=1, description="failed requests in a row that open the breaker"
+        default=5,
+        ge=1,
+        description="failed requests in a row, or 503s and nothing else, that open the breaker",
     )
     breaker_open: Duration = Field(
         default=10.0, gt=0, description="how long the breaker stays open"

@@ -118,6 +118,61 @@ def test_an_open_breaker_tries_one_request_and_closes(go: Go, kit: Kit):
     go(main())
 
 
+def test_an_endpoint_that_only_says_503_is_asked_no_more(go: Go, kit: Kit):
+    async def main() -> None:
+        async with kit.engine(kit.whole({}, status=503)) as engine:
+            health = {**QUICK, "breaker_fails": 3, "breaker_open": 3600.0}
+            settings = kit.config([engine.section(), kit.sim("e1")], pool={"health": health})
+            async with kit.running(settings) as gateway:
+                await kit.until(lambda: state(gateway) is State.UP)
+                while state(gateway) is State.UP:
+                    answer = await gateway.ask(kit.post(kit.chat(max_tokens=1)))
+                    assert answer.status in (200, 429)  # retries have their budget
+                assert changes(gateway)[-1] == ("up", "open")
+                refused = len(engine.requests)
+                answers = [await gateway.ask(kit.post(kit.chat(max_tokens=1))) for _ in range(6)]
+                assert [answer.status for answer in answers] == [200] * 6
+                assert len(engine.requests) == refused >= 3
+
+    go(main())
+
+
+def test_an_endpoint_that_said_503_returns_when_it_answers_one_request(go: Go, kit: Kit):
+    async def main() -> None:
+        well = [False]
+
+        async def script(peer: Peer, _request: bytes, _number: int) -> None:
+            peer.send(kit.whole(OK) if well[0] else kit.whole({}, status=503))
+
+        health = {**QUICK, "breaker_fails": 2}
+        async with kit.engine(script) as engine:
+            settings = kit.config([engine.section()], pool={"health": health})
+            async with kit.running(settings) as gateway:
+                await kit.until(lambda: state(gateway) is State.UP)
+                while state(gateway) is not State.OPEN:
+                    await gateway.ask(kit.post(kit.chat()))
+                well[0] = True
+                await kit.until(lambda: state(gateway) is State.TRIAL)
+                assert (await gateway.ask(kit.post(kit.chat()))).status == 200
+                assert changes(gateway)[-2:] == [("open", "trial"), ("trial", "up")]
+
+    go(main())
+
+
+def test_one_503_takes_nobody_out_and_is_answered_elsewhere(go: Go, kit: Kit):
+    async def main() -> None:
+        async with kit.engine(kit.whole({}, status=503)) as engine:
+            health = {**QUICK, "interval": 3600.0, "breaker_fails": 1}
+            settings = kit.config([engine.section(), kit.sim("e1")], pool={"health": health})
+            async with kit.running(settings) as gateway:
+                await kit.until(lambda: state(gateway) is State.UP)
+                while not engine.requests:
+                    assert (await gateway.ask(kit.post(kit.chat(max_tokens=1)))).status == 200
+                assert state(gateway) is State.UP
+
+    go(main())
+
+
 def test_what_waits_goes_on_when_an_endpoint_returns(go: Go, kit: Kit):
     async def main() -> None:
         async with kit.running(kit.config([kit.sim("e0", max_in_flight=1)])) as gateway:

@@ -23,6 +23,7 @@ EVENTS: dict[str, Callable[[Health, float], Change | None]] = {
     "miss": lambda health, now: health.probe_failed(now, "timed out"),
     "ok": lambda health, now: health.request_succeeded(now),
     "fail": lambda health, now: health.request_failed(now, "500"),
+    "full": lambda health, now: health.request_refused(now, "503"),
     "bytes": lambda health, now: health.good_bytes(now),
     "wrong": lambda health, now: health.misconfigured(now, "401: no such key"),
     "restart": lambda health, now: health.restarted(now),
@@ -101,6 +102,19 @@ def after(script: str, *, optimistic: bool = False) -> tuple[Health, list[Change
         pytest.param(
             "pass miss miss fail fail fail fail miss", State.DOWN, id="each witness for itself"
         ),
+        pytest.param("pass full full full full full", State.UP, id="a burst of 503s is a full one"),
+        pytest.param("pass full full@5 full", State.UP, id="three 503s are not enough"),
+        pytest.param("pass full full full full@4.9", State.UP, id="nor is a short time"),
+        pytest.param("pass full full full full@5", State.OPEN, id="503 and nothing else"),
+        pytest.param("pass full full full bytes@4 full@5", State.UP, id="some stream goes on"),
+        pytest.param("pass full full full ok@4 full@5", State.UP, id="some request succeeds"),
+        pytest.param("pass full full full pass full@5", State.OPEN, id="a probe is no answer"),
+        pytest.param("pass full full full full@5 tick@15 ok", State.UP, id="it serves again"),
+        pytest.param("pass full full full full@5 tick@15 full", State.OPEN, id="503 on trial"),
+        pytest.param(
+            "pass full full full full@5 tick@15 full tick@35", State.TRIAL, id="out for longer"
+        ),
+        pytest.param("pass full@1 miss@2 miss@3 miss@4", State.DOWN, id="503 outweighs no probe"),
         pytest.param("pass wrong", State.MISCONFIGURED, id="a wrong key"),
         pytest.param("pass wrong ok pass", State.MISCONFIGURED, id="one pass may be an old one"),
         pytest.param("pass wrong pass wrong pass", State.MISCONFIGURED, id="it is still wrong"),
@@ -166,6 +180,19 @@ def test_the_breaker_stays_open_for_twice_as_long_each_time_up_to_a_minute():
         health.request_failed(now, "500")
 
     assert opened == [10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_bytes_older_than_the_first_503_do_not_speak_for_an_endpoint():
+    health, _ = after("pass full@20 full@21 full@22")
+    health.good_bytes(19.0)
+
+    change = health.request_refused(25.0, "it answered 503")
+
+    assert change == Change(
+        State.UP,
+        State.OPEN,
+        "4 requests in a row were refused, and nothing good came for 5.0 s: it answered 503",
+    )
 
 
 def test_a_return_makes_the_breaker_patient_again():
