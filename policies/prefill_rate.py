@@ -8,7 +8,8 @@ that of all before it, so over many prompts
 with the tokens of those before it, as they were when it was placed. Both are fitted by least
 squares over the last fifty prompts or so (weights fade by `KEPT` a prompt). Where all prompts are
 about as long, the slope cannot be told from the fixed time; it is then drawn towards the plain
-ratio, which is too slow rather than too fast.
+ratio, which is too slow rather than too fast. Its standard error says how much of a difference
+between endpoints is noise: where prompts are mostly cached, first bytes tell of little else.
 
 What an endpoint has to do fades at its rate. A first byte corrects it: whatever was placed before
 that prompt is done. Only streams tell: a whole answer's first byte comes at its end.
@@ -30,6 +31,8 @@ _USUAL_S = 0.1
 _SAME = 1.5
 _SLOWEST = 8.0
 """Rates that differ less than SAME are taken to be equal, and no endpoint for slower than this."""
+_SURE = 1.5
+"""Standard errors by which an endpoint must be slower, and the fastest one faster."""
 _DRAWN = 0.05
 """How strongly the slope is drawn to the plain ratio, against a spread as large as the mean."""
 
@@ -50,12 +53,15 @@ class Mark:
 class _Endpoint:
     """Faded sums over prompts: x is tokens ahead, t the time to the first byte."""
 
-    __slots__ = ("ahead", "at", "fixed_s", "n", "placed", "since", "slope", "t", "x", "xt", "xx")
+    __slots__ = (
+        *("ahead", "at", "doubt", "fixed_s", "n", "placed", "since", "slope"),
+        *("t", "tt", "x", "xt", "xx"),
+    )
 
     def __init__(self) -> None:
         self.ahead = self.at = self.placed = 0.0
-        self.n = self.x = self.t = self.xx = self.xt = 0.0
-        self.slope = self.fixed_s = 0.0
+        self.n = self.x = self.t = self.xx = self.xt = self.tt = 0.0
+        self.slope = self.doubt = self.fixed_s = 0.0
         self.since = 0
         """Prompts since the last fit."""
 
@@ -73,6 +79,7 @@ class _Endpoint:
         self.t = self.t * KEPT + t
         self.xx = self.xx * KEPT + x * x
         self.xt = self.xt * KEPT + x * t
+        self.tt = self.tt * KEPT + t * t
         self.since += 1
         if self.since >= LEAST:
             self.since = 0
@@ -93,6 +100,8 @@ class _Endpoint:
         slope = (max(0.0, both) + drawn * mean_t / mean_x) / (max(0.0, spread) + drawn)
         self.slope = min(slope, mean_t / mean_x)
         self.fixed_s = max(0.0, mean_t - self.slope * mean_x)
+        off = self.tt / self.n - mean_t**2 + self.slope * (self.slope * spread - 2.0 * both)
+        self.doubt = math.sqrt(max(0.0, off) / (self.n * (max(0.0, spread) + drawn)))
 
 
 class PrefillRate:
@@ -101,7 +110,7 @@ class PrefillRate:
     def __init__(self) -> None:
         self._endpoints: dict[str, _Endpoint] = {}
         self._least = 0.0
-        """The fastest one's slope."""
+        """The fastest one's slope, at most."""
 
     def placed(self, endpoint: str, tokens: int, now: float) -> Mark:
         """Note a prompt with this much to prefill; hand the mark to `began`."""
@@ -120,7 +129,7 @@ class PrefillRate:
             return
         own.learn(mark.ahead, min(max(0.0, now - mark.at), own.longest(mark.ahead)))
         if not own.since:
-            slopes = (e.slope for e in self._endpoints.values() if e.slope)
+            slopes = (e.slope + _SURE * e.doubt for e in self._endpoints.values() if e.slope)
             self._least = min(slopes, default=0.0)  # none, while all prompts were wholly cached
         own.ahead = min(own.let_pass(now), own.placed - mark.placed)
 
@@ -132,9 +141,12 @@ class PrefillRate:
     def slowness(self, endpoint: str) -> float:
         """Return how many times slower than the fastest an endpoint is; 1 for about as fast."""
         own = self._endpoints.get(endpoint)
-        if own is None or own.slope <= self._least * _SAME:
+        if own is None:
             return 1.0
-        return min(_SLOWEST, own.slope / (self._least * _SAME))
+        slope = own.slope - _SURE * own.doubt
+        if slope <= self._least * _SAME:
+            return 1.0
+        return min(_SLOWEST, slope / (self._least * _SAME))
 
     def wait(self, endpoint: str, tokens: float, now: float) -> float | None:
         """Return in how many seconds a prompt with this much to prefill would begin to answer."""

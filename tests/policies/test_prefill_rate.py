@@ -163,3 +163,25 @@ def test_an_endpoint_that_is_much_slower_than_the_fastest_is_known_for_it(
             measured.began(name, mark, now)
     assert measured.slowness("e") == pytest.approx(slowness, rel=0.1)
     assert measured.slowness("fast") == measured.slowness("new") == 1.0
+
+
+def noticed(slower: float, size: Callable[[Random], int], *, seeds: int = 20) -> float:
+    """Return how often the second of two engines counts as slow, over 200 noisy prompts of each."""
+    slow = 0
+    for seed in range(seeds):
+        measured, rng = PrefillRate(), Random(seed)
+        for number in range(200):
+            for name, times in (("a", 1.0), ("b", slower)):
+                tokens = 1800 if number == 0 else size(rng)
+                took = 0.022 + tokens / 45_000 * times + rng.expovariate(40)
+                took += 0.3 if rng.random() < 0.03 else 0.0
+                mark = measured.placed(name, tokens, float(number))
+                measured.began(name, mark, number + took)
+            slow += measured.slowness("b") > 1.0
+    return slow / (200 * seeds)
+
+
+def test_noise_is_not_taken_for_slowness_where_nearly_all_is_cached():
+    assert noticed(1.0, lambda rng: rng.randrange(130, 220)) < 0.05
+    assert noticed(1.0, mixed) < 0.01
+    assert noticed(5.0, mixed) > 0.8
