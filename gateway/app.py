@@ -6,9 +6,11 @@
     Preparation  body -> Inbound (model, pool, Request)                      400 403 404 415
     meter        reserve(request) -> lease, now or by callback               429 503
     Relay        queue -> placement -> Attempt: engine -> bytes back         429 502 503 504
-    App.settled  the one outcome: lease, metrics, access log, trace
+    App.settled  the one outcome: metrics, access log, trace
 
-`process` makes the parts and puts them together here.
+Where a token has to be verified or a prompt cut into tokens first, the request waits as a
+`Verifying` or a `Naming`, which come back to `App.admitted` and `App.named`. `process` makes the
+parts and puts them together here.
 """
 
 from __future__ import annotations
@@ -222,7 +224,7 @@ class App:
         except Rejected as error:
             self.turn_away(error, message, responder)
             return None
-        if inbound.salt is not None:
+        if inbound.salt is not None:  # its prefix is named by tokens, which takes a thread a while
             cutter = None if inbound.pool.prefix is None else inbound.pool.prefix.cutter
             if cutter is not None:
                 return Naming(self, inbound, message, responder).begin(cutter)
@@ -255,8 +257,8 @@ class App:
             self._failed(error, message, responder)
             return None
 
-    def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
-        """Answer a request whose token has been verified."""
+    def admitted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
+        """Answer a request that was let in late: its token has been verified."""
         message.tenant = grant.tenant
         if grant.tenant.name in self.paused:
             self.turn_away(_is_paused(), message, responder)

@@ -1,7 +1,7 @@
-"""From a message to a Request: which pool, which model, how large, whether streamed.
+"""What a body says of a call: which pool and model, how large, whether streamed; and `Inbound`.
 
-Pure but for the ids: everything that can be wrong with a request is found here, before it costs
-anybody anything.
+`preparation` puts it together. All pure: whatever can be wrong with a request is found here, before
+it costs anybody anything.
 """
 
 from __future__ import annotations

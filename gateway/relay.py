@@ -85,6 +85,7 @@ class Relay:
         """The one that is being made; None while it waits."""
         self._settled = False
         self.lease: Lease
+        """Set before anything is told of the call: by `App`, of the meter."""
         self.request = inbound.request
         self.outcome = outcome_of(inbound)
 

@@ -1,4 +1,4 @@
-"""The process: sockets, signals, the clock's ticks, reload and drain.
+"""Where serving begins: event loop, sockets and signals, around one `process.Process`.
 
     serve         a configuration file, watched
     serve_config  a configuration that was made in memory (the demo)

@@ -75,7 +75,7 @@ class Host(Protocol):
         """Word an answer to a request that is not read to its end."""
         ...
 
-    def granted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
+    def admitted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
         """Answer a request whose token has been verified."""
         ...
 
@@ -119,7 +119,7 @@ class Verifying:
         if isinstance(said, Rejected):
             self._host.turn_away(said, self._message, responder)
             return None
-        return self._host.granted(said, self._message, responder)
+        return self._host.admitted(said, self._message, responder)
 
 
 class Tokens:

@@ -118,6 +118,14 @@ def test_nothing_tells_of_the_place_where_it_was_made():
     assert found == []
 
 
+def test_the_path_of_a_request_names_files_that_are_there():
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## The path of a request")[2]
+    named = re.findall(r"`((?:\w+/)*\w+\.py)`", page.partition("\n## ")[0])
+    found = [(ROOT / name).is_file() or (ROOT / "gateway" / name).is_file() for name in named]
+    assert len(found) > 10
+    assert all(found)
+
+
 def test_every_dependency_has_its_reason():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     assert [name for name in requirements() if f"`{name}`" not in page] == []
