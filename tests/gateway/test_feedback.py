@@ -5,27 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.asking import a_request
 
 from forebay.gateway.feedback import Feedback
-from forebay.policies.contracts import Finish, Outcome, Placement, Request, Route
+from forebay.policies.contracts import Finish, Outcome, Placement
 from forebay.policies.ordering_fair import Fair
 from forebay.scheduler.cost import Cost
 from forebay.scheduler.length import ConstantLength
 
-ASKED = Request(
-    id="r",
-    pool="p",
-    route=Route.CHAT,
-    model="m",
-    tenant="acme",
-    sequence=1,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=100,
-    output_tokens_estimate=500,
-    uncached_tokens=100,
-    stream=True,
-)
+ASKED = a_request(output_tokens_estimate=500, stream=True)
 
 
 @pytest.mark.parametrize(

@@ -6,30 +6,19 @@ import json
 from typing import Any
 
 import pytest
+from tests.asking import a_request
 
 from forebay.gateway import wire
 from forebay.gateway.length_features import features_of
 from forebay.gateway.outcomes import OutcomeLog
-from forebay.policies.contracts import ConfigError, Outcome, Request, Route
+from forebay.policies.contracts import ConfigError, Outcome, Route
 from forebay.scheduler.length import LengthFeatures
 
 ASK = "Name three rivers"
 
 
 def read(route: Route, body: dict[str, Any]) -> LengthFeatures:
-    request = Request(
-        id="r",
-        pool="p",
-        route=route,
-        model="big",
-        tenant="acme",
-        sequence=1,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=10,
-        output_tokens_estimate=10,
-        uncached_tokens=10,
-    )
+    request = a_request(route=route, model="big", prompt_tokens_estimate=10)
     raw = wire.read(json.dumps(body).encode(), frozenset())
     return features_of(request, raw, answers=1, hour=7)
 

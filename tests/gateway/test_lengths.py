@@ -9,10 +9,11 @@ from math import log1p
 from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
+from tests.asking import a_request
 
 from forebay.gateway import wire
 from forebay.gateway.lengths import PoolLength, Readers
-from forebay.policies.contracts import Outcome, Request, Route
+from forebay.policies.contracts import Outcome, Route
 from forebay.scheduler.length import Prediction
 from forebay.scheduler.length.rivals import Rivals
 
@@ -25,19 +26,7 @@ BODY = wire.read(
     json.dumps({"messages": [{"role": "user", "content": "Name three rivers"}]}).encode(),
     frozenset(),
 )
-REQUEST = Request(
-    id="r",
-    pool="p",
-    route=Route.CHAT,
-    model="big",
-    tenant="acme",
-    sequence=1,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=10,
-    output_tokens_estimate=10,
-    uncached_tokens=10,
-)
+REQUEST = a_request(model="big", prompt_tokens_estimate=10)
 
 
 class Always:

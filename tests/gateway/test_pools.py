@@ -5,39 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tests.asking import a_request
 
 from forebay.gateway.config.sections import Config
 from forebay.gateway.endpoint import Endpoint
 from forebay.gateway.pools import Pool
 from forebay.gateway.scheduling import Shared
 from forebay.gateway.telemetry.histogram import Histogram
-from forebay.policies.contracts import Placement, Rejected, Request, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.gateway.relay import Relay
+    from forebay.policies.contracts import Placement, Rejected
 
 
 class Call:
     """A call that notes what becomes of it, and may do something about it at once."""
 
     def __init__(self, number: int, **fields: Any) -> None:
-        plain: dict[str, Any] = {
-            "id": f"r{number}",
-            "pool": "p",
-            "route": Route.CHAT,
-            "model": "m",
-            "tenant": "acme",
-            "sequence": number,
-            "arrived": 0.0,
-            "deadline": 1e6,
-            "prompt_tokens_estimate": 1,
-            "output_tokens_estimate": 1,
-            "uncached_tokens": 1,
-            "stream": True,
-        }
-        self.request = Request(**{**plain, **fields})
+        self.request = a_request(number, **{"deadline": 1e6, "stream": True, **fields})
         self.told: list[str] = []
         self.placement: Placement | None = None
         self.then: dict[str, Callable[[], object]] = {}

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.asking import a_request
 
 from forebay.gateway import wire
 from forebay.gateway.config.prefix import Prefix
@@ -90,20 +91,7 @@ def request(prefix: PoolPrefix, words: int, number: int = 1) -> Request:
     said = {"messages": [{"role": "user", "content": "word " * words}]}
     blocks = prefix.blocks(Route.CHAT, body(said), model="m", salt=b"")
     prompt = words * 5 // 4
-    return Request(
-        id=f"r{number}",
-        pool="p",
-        route=Route.CHAT,
-        model="m",
-        tenant="t",
-        sequence=number,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=prompt,
-        output_tokens_estimate=1,
-        uncached_tokens=prompt,
-        blocks=blocks,
-    )
+    return a_request(number, prompt_tokens_estimate=prompt, output_tokens_estimate=1, blocks=blocks)
 
 
 def outcome(cached: int | None) -> Outcome:

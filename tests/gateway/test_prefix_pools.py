@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from starlette.testclient import TestClient
+from tests.asking import a_request
 
 from forebay.adapters.base import ModelCard, Probe
 from forebay.gateway import wire
@@ -76,13 +77,11 @@ class Live:
         body = wire.read(b'{"prompt":"%b"}' % text.encode(), READ_OR_WRITTEN)
         blocks = self.prefix.blocks(Route.COMPLETIONS, body, model=model, salt=tenant.encode())
         prompt = len(text) // 4
-        return Request(
-            id=f"r{self._count}",
-            pool="p",
+        return a_request(
+            self._count,
             route=Route.COMPLETIONS,
             model=model,
             tenant=tenant,
-            sequence=self._count,
             arrived=now,
             deadline=now + 60,
             prompt_tokens_estimate=prompt,

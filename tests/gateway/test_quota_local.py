@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import a_request
 
 from forebay.gateway.quota.ledger import Ledger
 from forebay.gateway.quota.local import LocalMeter
 from forebay.gateway.quota.store import Used
 from forebay.gateway.quota.tariff import Calendar, Tariff
-from forebay.policies.contracts import Finish, Outcome, QuotaExceeded, Rejected, Request, Route
+from forebay.policies.contracts import Finish, Outcome, QuotaExceeded, Rejected, Request
 from forebay.policies.quota import Caps, Dates, Price
 
 if TYPE_CHECKING:
@@ -46,18 +47,12 @@ class Nobody:
 
 
 def request(name: str, *, prompt: int = 10, output: int = 20, tenant: str = "acme") -> Request:
-    return Request(
+    return a_request(
         id=name,
-        pool="main",
-        route=Route.CHAT,
         model="engine-small",
         tenant=tenant,
-        sequence=1,
-        arrived=0.0,
-        deadline=60.0,
         prompt_tokens_estimate=prompt,
         output_tokens_estimate=output,
-        uncached_tokens=prompt,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.asking import a_request
 
 from forebay.adapters.registry import ADAPTERS
 from forebay.gateway import wire
@@ -158,18 +159,10 @@ def test_a_prompt_of_tokens_is_sent_as_those_tokens():
 
 
 def request(blocks: Sequence[int], number: int = 1) -> Request:
-    return Request(
-        id=f"r{number}",
-        pool="p",
+    return a_request(
+        number,
         route=Route.COMPLETIONS,
-        model="m",
-        tenant="t",
-        sequence=number,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=100,
         output_tokens_estimate=1,
-        uncached_tokens=100,
         blocks=cast("tuple[BlockHash, ...]", tuple(blocks)),
     )
 

@@ -427,6 +427,17 @@ def delta(text: str, **members: Any) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
+def first_waits(free: asyncio.Event, answer: bytes) -> Script:
+    """Give the same answer to all, to the first one only when `free` is set: it holds its place."""
+
+    async def script(peer: Peer, _request: bytes, number: int) -> None:
+        if number == 0:
+            await free.wait()
+        peer.send(answer)
+
+    return script
+
+
 class Kit:
     """What a test of whole requests needs, by name."""
 
@@ -442,6 +453,7 @@ class Kit:
     chunk = staticmethod(chunk)
     delta = staticmethod(delta)
     until = staticmethod(until)
+    first_waits = staticmethod(first_waits)
     done = DONE
 
     def __init__(self, upstream: type[Upstream]) -> None:

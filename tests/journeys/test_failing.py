@@ -251,12 +251,7 @@ def test_what_an_engine_cannot_take_is_said_where_no_other_engine_can(go: Go, ki
 def test_a_retry_whose_endpoint_is_full_waits_in_the_queue(go: Go, kit: Kit):
     async def main() -> None:
         free = asyncio.Event()
-
-        async def slow(peer: Peer, _request: bytes, number: int) -> None:
-            if number == 0:
-                await free.wait()
-            peer.send(kit.whole(OK))
-
+        slow = kit.first_waits(free, kit.whole(OK))
         async with kit.engine(breaks(BROKEN["500"])) as bad, kit.engine(slow) as good:
             sections = [bad.section("bad"), good.section("good", max_in_flight=1)]
             async with kit.running(kit.config(sections)) as gateway:

@@ -6,9 +6,11 @@ import json
 from math import log1p
 from typing import TYPE_CHECKING, Any
 
+from tests.asking import a_request
+
 from forebay.gateway.lengths import MOST_BYTES, PoolLength
 from forebay.gateway.weights import default_folder
-from forebay.policies.contracts import Outcome, Request, Route
+from forebay.policies.contracts import Outcome, Route
 from forebay.scheduler.build import check_journal
 from forebay.scheduler.length import LengthFeatures, Prediction
 
@@ -182,19 +184,7 @@ def feed(length: PoolLength, *, said: int, true: int) -> None:
         spread = said * (1 + number % 7 / 10)
         rank = log1p(spread) if said == true else -log1p(spread)
         length.live.take(name, features, Prediction(said, (said, said, said), shares, rank))
-        request = Request(
-            id=name,
-            pool="p",
-            route=Route.CHAT,
-            model="m",
-            tenant="",
-            sequence=number,
-            arrived=0.0,
-            deadline=1.0,
-            prompt_tokens_estimate=8,
-            output_tokens_estimate=8,
-            uncached_tokens=8,
-        )
+        request = a_request(number, id=name, tenant="", prompt_tokens_estimate=8)
         tokens = round(true * (1 + number % 7 / 10))
         length.learn(request, Outcome(name, "p", Route.CHAT, "", output_tokens=tokens))
         if length.trusted != trusted:

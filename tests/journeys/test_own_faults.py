@@ -165,13 +165,7 @@ def test_a_fault_of_whoever_takes_note_holds_no_place(go: Go, kit: Kit):
 async def three_in_line(kit: Kit, put_in: Callable[[Gateway], None], **settings: Any) -> list[int]:
     """Ask for one place three times; `put_in` a fault while two wait. Return the statuses."""
     free = asyncio.Event()
-
-    async def slow(peer: Peer, _request: bytes, number: int) -> None:
-        if number == 0:
-            await free.wait()
-        peer.send(kit.whole(OK))
-
-    async with kit.engine(slow) as engine:
+    async with kit.engine(kit.first_waits(free, kit.whole(OK))) as engine:
         config = kit.config([engine.section(max_in_flight=1)], **settings)
         async with kit.running(config, errors=True) as gateway:
             callers = [await gateway.caller() for _ in range(3)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.contracts import EndpointView, Request
 from forebay.policies.filter_speculation import Speculation
 
 
@@ -15,20 +16,7 @@ def view(name: str, in_flight: int = 0, *, speculates: bool | None) -> EndpointV
 
 
 def request(*, speculates: bool) -> Request:
-    return Request(
-        id="r",
-        pool="p",
-        route=Route.CHAT,
-        model="m",
-        tenant="",
-        sequence=0,
-        arrived=0.0,
-        deadline=1.0,
-        prompt_tokens_estimate=1,
-        output_tokens_estimate=1,
-        uncached_tokens=1,
-        speculates=speculates,
-    )
+    return a_request(speculates=speculates)
 
 
 FAST, BUSY = view("fast", speculates=True), view("busy", 32, speculates=True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.asking import a_request
 
 from forebay.policies.contracts import EndpointView, Request, Route
 from forebay.policies.filter_capability import Capability
@@ -17,19 +18,7 @@ from forebay.policies.filter_usable import Usable
 if TYPE_CHECKING:
     from forebay.policies.contracts import Filter
 
-REQUEST = Request(
-    id="r0",
-    pool="llama",
-    route=Route.CHAT,
-    model="big",
-    tenant="acme",
-    sequence=0,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=10,
-    output_tokens_estimate=20,
-    uncached_tokens=10,
-)
+REQUEST = a_request(model="big")
 CHAT, EMBEDDINGS = frozenset({Route.CHAT}), frozenset({Route.EMBEDDINGS})
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.asking import a_request
 
-from forebay.policies.contracts import Request, Route
 from forebay.policies.lanes import Lanes
+
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Request
 
 
 def request(number: int, model: str = "big") -> Request:
-    return Request(
-        id=f"r{number}",
-        pool="llama",
-        route=Route.CHAT,
-        model=model,
-        tenant="acme",
-        sequence=number,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=1,
-        output_tokens_estimate=1,
-        uncached_tokens=1,
-    )
+    return a_request(number, model=model)
 
 
 @settings(deadline=None)

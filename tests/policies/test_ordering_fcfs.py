@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from tests.asking import a_request
 
-from forebay.policies.contracts import Request, Route
 from forebay.policies.ordering_fcfs import Fcfs
 
-PLAIN = Request(
-    id="r0",
-    pool="llama",
-    route=Route.CHAT,
-    model="big",
-    tenant="acme",
-    sequence=0,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=10,
-    output_tokens_estimate=20,
-    uncached_tokens=10,
-)
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Request
 
 
 def request(sequence: int, model: str = "big") -> Request:
-    return replace(PLAIN, id=f"r{sequence}", sequence=sequence, model=model)
+    return a_request(sequence, model=model)
 
 
 def anything(_: Request) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from tests.asking import a_request
+
+from forebay.policies.contracts import EndpointView, Request
 from forebay.policies.pick import Seeded
 from forebay.policies.score_confined import Confined
 from forebay.policies.score_least_tokens import LeastTokens
@@ -22,18 +24,9 @@ NAMES = tuple(f"e{number}" for number in range(8))
 
 
 def request(tenant: str, blocks: tuple[int, ...] = (1,)) -> Request:
-    return Request(
-        id="r",
-        pool="p",
-        route=Route.CHAT,
-        model="m",
+    return a_request(
         tenant=tenant,
-        sequence=1,
-        arrived=0.0,
-        deadline=60.0,
         prompt_tokens_estimate=64 * len(blocks),
-        output_tokens_estimate=10,
-        uncached_tokens=64 * len(blocks),
         blocks=cast("tuple[BlockHash, ...]", blocks),
     )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from tests.asking import a_request
+
+from forebay.policies.contracts import EndpointView, Request
 from forebay.policies.score_hash_ring import HashRing
 
 if TYPE_CHECKING:
@@ -17,20 +19,7 @@ def views(*names: str) -> list[EndpointView]:
 
 
 def request(**fields: Any) -> Request:
-    return Request(
-        id="r",
-        pool="p",
-        route=Route.CHAT,
-        model="m",
-        tenant=fields.pop("tenant", "t"),
-        sequence=1,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=100,
-        output_tokens_estimate=10,
-        uncached_tokens=100,
-        **fields,
-    )
+    return a_request(**fields)
 
 
 def best(asked: Request, endpoints: Sequence[EndpointView]) -> str:

@@ -6,26 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.contracts import EndpointView
 from forebay.policies.score_least_tokens import LeastTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-REQUEST = Request(
-    id="r0",
-    pool="llama",
-    route=Route.CHAT,
-    model="big",
-    tenant="acme",
-    sequence=0,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=500,
-    output_tokens_estimate=200,
-    uncached_tokens=300,
-)
+REQUEST = a_request(prompt_tokens_estimate=500, output_tokens_estimate=200, uncached_tokens=300)
 NOW = 100.0
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from msgspec.structs import replace
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.contracts import EndpointView, Request
 from forebay.policies.prefill_rate import LEAST, PrefillRate
 from forebay.policies.score_sticky import RecentWork, StickyUntilSaturated
 from forebay.policies.stalls import Stalls
@@ -20,20 +21,7 @@ CHAIN = cast("tuple[BlockHash, ...]", (1, 2, 3, 4))
 
 
 def request(blocks: tuple[BlockHash, ...] = CHAIN) -> Request:
-    return Request(
-        id="r",
-        pool="p",
-        route=Route.CHAT,
-        model="m",
-        tenant="t",
-        sequence=1,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=100,
-        output_tokens_estimate=10,
-        uncached_tokens=100,
-        blocks=blocks,
-    )
+    return a_request(blocks=blocks)
 
 
 def view(name: str, tokens: int = 0) -> EndpointView:

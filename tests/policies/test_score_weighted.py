@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.contracts import EndpointView
 from forebay.policies.score_weighted import Weighted
 from forebay.prefixcache.index import Index
 
@@ -14,20 +15,7 @@ if TYPE_CHECKING:
     from forebay.prefixcache.blocks import BlockHash
 
 CHAIN = cast("tuple[BlockHash, ...]", (1 << 50, 2 << 50, 3 << 50, 4 << 50))
-REQUEST = Request(
-    id="r",
-    pool="p",
-    route=Route.CHAT,
-    model="m",
-    tenant="t",
-    sequence=1,
-    arrived=0.0,
-    deadline=60.0,
-    prompt_tokens_estimate=256,
-    output_tokens_estimate=10,
-    uncached_tokens=256,
-    blocks=CHAIN,
-)
+REQUEST = a_request(prompt_tokens_estimate=256, blocks=CHAIN)
 
 
 def test_hits_load_and_kv_use_are_weighed():
