@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -110,7 +111,8 @@ def gateway(
     )
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["forebay", "serve", "-c", str(folder / "forebay.yaml")], stderr=log
+            [sys.executable, "-m", "forebay", "serve", "-c", str(folder / "forebay.yaml")],
+            stderr=log,
         )
     try:
         wait_for(f"{BASE}/readyz?pool=tiny", 20)

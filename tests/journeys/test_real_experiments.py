@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
@@ -107,7 +108,9 @@ def gateway(
         f"    endpoints:\n{lines}\nexperiments:\n{EXPERIMENT}"
     )
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(["forebay", "serve", "-c", str(file)], stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forebay", "serve", "-c", str(file)], stderr=log
+        )
     try:
         wait_for(f"{BASE}/readyz?pool=tiny", 30)
         wait_for(f"{CONTROL}/admin/v1/experiments", 30)
@@ -166,7 +169,7 @@ def keep(name: str, text: str) -> None:
 
 def forebay(*arguments: str) -> Any:
     told = subprocess.run(
-        ["forebay", "ab", *arguments, "--admin", CONTROL, "--json"],
+        [sys.executable, "-m", "forebay", "ab", *arguments, "--admin", CONTROL, "--json"],
         capture_output=True,
         text=True,
         check=True,
