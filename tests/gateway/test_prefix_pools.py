@@ -22,6 +22,7 @@ from forebay.gateway.telemetry.histogram import Histogram
 from forebay.gateway.telemetry.labels import LabelSpace
 from forebay.gateway.telemetry.metrics import Metrics
 from forebay.policies.contracts import Outcome, Placement, Request, Route
+from forebay.prefixcache.deltas import Outbox, read, write
 
 if TYPE_CHECKING:
     from forebay.gateway.prefix import PoolPrefix
@@ -152,6 +153,23 @@ def test_a_tenant_may_enter_only_so_many_new_blocks_a_minute():
     assert 'forebay_prefix_tenant_blocks{pool="p",tenant="acme"} 100.0' in text
     assert 'forebay_prefix_tenant_refused_blocks_total{pool="p",tenant="acme"} 200.0' in text
     assert live.play(words(99, 10), tenant="b", now=2.0) == 640
+
+
+def test_a_tenant_may_enter_no_more_with_two_replicas_than_with_one():
+    one, other = (Live({"tenant_new_tokens": 6400}, tenants=TENANTS) for _ in range(2))
+    outbox = Outbox()
+    for live in (one, other):
+        live.prefix.probed("e0", Probe("vllm"))
+    one.prefix.share(outbox)
+    for number in range(6):
+        one.play(words(number, 10), tenant="acme", now=1.0)
+    for delta in read(write(outbox.take())):
+        other.prefix.heard(delta, 1.0)
+    for number in range(6, 12):
+        other.play(words(number, 10), tenant="acme", now=1.0)
+    text = other.metrics(1.0)
+    assert 'forebay_prefix_tenant_blocks{pool="p",tenant="acme"} 100.0' in text
+    assert 'forebay_prefix_tenant_refused_blocks_total{pool="p",tenant="acme"} 20.0' in text
 
 
 def test_a_tenant_that_floods_is_kept_to_its_share_of_the_endpoints_for_a_minute():
