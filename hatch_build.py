@@ -37,7 +37,7 @@ COMPILED = {
     "gateway/telemetry": "access_log codes histogram metrics observer",
     "policies": (
         "double_queue filter_capability filter_room filter_speculation filter_usable heap "
-        "lanes ordering_aged ordering_bounded ordering_edf ordering_fair ordering_fcfs "
+        "ladder lanes ordering_aged ordering_bounded ordering_edf ordering_fair ordering_fcfs "
         "ordering_hrrn ordering_sjf pick prefill_rate quota residency score_confined "
         "score_hash_ring score_least_tokens score_sticky score_weighted service shares stalls"
     ),

@@ -28,16 +28,17 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import TYPE_CHECKING
 
-from .lanes import Lanes
+from .ladder import Ages, Ladder
 from .service import service_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .contracts import Request
+    from .ladder import Waiter
 
-_RUNGS_PER_DOUBLING = 2
 _BINS_PER_DOUBLING = 8
+_BINS_PER_RUNG = 4
 _BINS = 48 * _BINS_PER_DOUBLING
 _FEW = 100
 """Sizes seen before any is thought to be among the largest."""
@@ -86,7 +87,7 @@ class Pace:
         """Seconds in which it did; those without anybody waiting do not count."""
         self._since = 0.0
 
-    def came(self, size: float, now: float) -> None:
+    def came(self, size: float, bin_: int, now: float) -> None:
         """Take in a request that waits from now on, the first time or again."""
         if not self._turns:
             self._since = now
@@ -96,7 +97,6 @@ class Pace:
             self._counts = [count / 2 for count in self._counts]
             self._seen /= 2
             self._above /= 2
-        bin_ = _bin(size)
         self._counts[bin_] += 1
         self._seen += 1
         if bin_ >= self._cut:
@@ -122,8 +122,8 @@ class Pace:
             longest = max(longest, (self._came - self._left) * self._took / self._done)
         return longest
 
-    def is_large(self, size: float, share: float) -> bool:
-        """Tell whether a size is in the top share of those seen of late."""
+    def is_large(self, bin_: int, share: float) -> bool:
+        """Tell whether sizes of a bin are in the top share of those seen of late."""
         if self._seen < _FEW:
             return False
         counts, most = self._counts, share * self._seen
@@ -133,7 +133,7 @@ class Pace:
         while self._cut and self._above + counts[self._cut - 1] <= most:
             self._cut -= 1
             self._above += counts[self._cut]
-        return _bin(size) >= self._cut
+        return bin_ >= self._cut
 
 
 @dataclass(slots=True)
@@ -155,10 +155,10 @@ class Bounded:
     """Heads whose size has changed while they waited."""
     name: str = "bounded"
     by_size: bool = True
-    _by_size: Lanes = field(default_factory=Lanes, init=False, repr=False)
-    _by_age: Lanes = field(default_factory=Lanes, init=False, repr=False)
-    _large: Lanes = field(default_factory=Lanes, init=False, repr=False)
-    _sizes: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False)
+    _by_size: Ladder = field(default_factory=Ladder, init=False, repr=False)
+    _by_age: Ages = field(default_factory=Ages, init=False, repr=False)
+    _large: Ages = field(default_factory=Ages, init=False, repr=False)
+    _known: dict[str, Waiter] = field(default_factory=dict[str, "Waiter"], init=False, repr=False)
     _now: float = field(default=0.0, init=False)
     _work: float = field(default=0.0, init=False)
     _helped: float = field(default=0.0, init=False)
@@ -166,24 +166,28 @@ class Bounded:
     _dispatched: int = field(default=0, init=False)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._known)
 
     def add(self, request: Request, now: float) -> None:
         """Take a request into the queue; ValueError when it waits already."""
+        if request.id in self._known:
+            raise ValueError(f"{request.id!r} is already waiting")
         self._now = now
         size = self._size(request)
-        self._put(request, size)
-        large = self.pace.is_large(size, self.large)
-        aged = self._large if large else self._by_age
-        aged.add(request, (request.arrived, request.sequence))
-        self._sizes[request.id] = size
-        self.pace.came(size, now)
+        bin_ = _bin(size)
+        waiter = self._by_size.add(request, size, bin_ // _BINS_PER_RUNG)
+        self._known[request.id] = waiter
+        (self._large if self.pace.is_large(bin_, self.large) else self._by_age).add(waiter)
+        self.pace.came(size, bin_, now)
 
     def discard(self, request: Request) -> bool:
         """Forget a request that left; False when it was not waiting."""
-        if not self._by_size.discard(request):
+        waiter = self._known.get(request.id)
+        if waiter is None:
             return False
-        self._forget(request)
+        if waiter.request is not request and waiter.request.shape != request.shape:
+            return False  # another try of it waits, which may go elsewhere
+        self._forget(waiter)
         return True
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
@@ -191,50 +195,43 @@ class Bounded:
         self._now = now
         if self.uncached is not None and self._is_time(now):
             self._reread(now)
-        request = self._oldest_late(now, fits)
-        helped = request is not None
-        if request is None:
-            request = self._by_size.first(fits)
-            if request is None:
+        waiter = self._oldest_late(now, fits)
+        helped = waiter is not None
+        if waiter is None:
+            waiter = self._by_size.first(fits)
+            if waiter is None:
                 return None
-        self._by_size.discard(request)
-        size = self._forget(request)
+        self._forget(waiter)
+        size = waiter.came
         self._work = self._work * _SPENT_FADES + size
         self._helped = self._helped * _SPENT_FADES + (size if helped else 0.0)
         self._dispatched += 1
-        return request
+        return waiter.request
 
     def ahead(self, request: Request) -> float:
         """Count those that would go before it if it came now: none larger by a rung."""
-        rung = _rung(service_of(request))
-        return sum(len(lane) for lane in self._by_size if _rung(lane.place[0]) <= rung)
+        number = _bin(service_of(request)) // _BINS_PER_RUNG
+        return sum(len(rung) for rung in self._by_size if rung.number <= number)
 
-    def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
+    def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Waiter | None:
         if self._helped > self.share * self._work:
             return None
-        came_before = now - self.pace.longest(now)
-        request = _oldest(self._by_age, came_before, fits)
-        if request is None and len(self._large):
-            came_before = now - self.patience * (now - came_before)
-            request = _oldest(self._large, came_before, fits)
-        return request
+        longest = self.pace.longest(now)
+        waiter = self._by_age.oldest(now - longest, fits)
+        if waiter is None:
+            waiter = self._large.oldest(now - self.patience * longest, fits)
+        return waiter
 
-    def _forget(self, request: Request) -> float:
-        """Take a request that left by size out of the rest; return its size as it came."""
-        if not (len(self._large) and self._large.discard(request)):
-            self._by_age.discard(request)
-        size = self._sizes.pop(request.id)
-        self.pace.gone(size, self._now)
-        return size
+    def _forget(self, waiter: Waiter) -> None:
+        """Take one that leaves out of all that is known of it."""
+        self._by_size.remove(waiter)
+        del self._known[waiter.request.id]
+        self.pace.gone(waiter.came, self._now)
 
     def _size(self, request: Request) -> float:
         if self.uncached is None:
             return service_of(request)
         return service_of(request, uncached=self.uncached(request))
-
-    def _put(self, request: Request, size: float) -> None:
-        key = (request.shape, _rung(size))
-        self._by_size.add(request, (size, request.sequence), key)
 
     def _is_time(self, now: float) -> bool:
         return self._dispatched >= self.reread_dispatches or now - self._read_at >= self.reread_s
@@ -242,25 +239,12 @@ class Bounded:
     def _reread(self, now: float) -> None:
         """Put heads whose size has changed where they belong now."""
         self._read_at, self._dispatched = now, 0
-        for lane in list(self._by_size):
-            request = lane.head
-            size = self._size(request)
-            if size != lane.place[0]:
-                self._by_size.discard(request)
-                self._put(request, size)
+        for rung in list(self._by_size):
+            waiter = rung.head
+            size = self._size(waiter.request)
+            if size != waiter.size:
+                self._by_size.move(waiter, size, _bin(size) // _BINS_PER_RUNG)
                 self.rank_changes += 1
-
-
-def _oldest(lanes: Lanes, before: float, fits: Callable[[Request], bool]) -> Request | None:
-    """Return the oldest that came before then and fits."""
-    if lanes.least >= before:  # nobody needs to be asked
-        return None
-    request = lanes.first(fits)
-    return request if request is not None and request.arrived < before else None
-
-
-def _rung(size: float) -> int:
-    return int(log2(size) * _RUNGS_PER_DOUBLING)
 
 
 def _bin(size: float) -> int:

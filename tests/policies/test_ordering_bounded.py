@@ -44,7 +44,7 @@ def test_the_shortest_goes_first_and_equals_by_age() -> None:
 def test_pace_knows_when_first_come_first_served_would_have_had_each() -> None:
     pace = Pace()
     for number, size in enumerate((10.0, 10.0, 10.0)):
-        pace.came(size, float(number))
+        pace.came(size, 0, float(number))
 
     pace.gone(10.0, 5.0)  # whichever left: the first would have
     after_one = pace.longest(5.0)

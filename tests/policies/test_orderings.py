@@ -239,6 +239,6 @@ def test_the_largest_are_told_as_if_all_were_counted_each_time():
         size = service_of(asked)
         rung = int(log2(size) * 8)
         largest = number >= 100 and sum(r >= rung for r in seen) <= 0.02 * number
-        assert pace.is_large(size, 0.02) == largest
-        pace.came(size, 0.0)
+        assert pace.is_large(rung, 0.02) == largest
+        pace.came(size, rung, 0.0)
         seen.append(rung)
