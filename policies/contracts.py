@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -170,8 +171,14 @@ class Route(Word):
     TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
-Shape = tuple[object, ...]
+Shape = str
 """What two requests have in common that can go to the same places; see `Request.shape`."""
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(*parts: object) -> Shape:
+    """Write a shape's parts as one string: unlike a tuple it is hashed once and not each time."""
+    return repr([sorted(part) if isinstance(part, frozenset) else part for part in parts])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] - of names
 
 
 class Request(Struct, frozen=True, gc=False):
@@ -222,12 +229,14 @@ class Request(Struct, frozen=True, gc=False):
     kind: str = ""
     """What it is like, where its pool measures by kind; a handful of names."""
 
-    shape: Shape = ()
+    shape: Shape = ""
     """What decides which places it may have: requests of one shape are interchangeable. Made of the
     others when it is made, since it is looked at a dozen times while it waits."""
 
     def __post_init__(self) -> None:
-        shape = (self.route, self.model, self.endpoint, self.avoid, self.reserve, self.without)
+        shape = _shape_of(
+            self.route, self.model, self.endpoint, self.avoid, self.reserve, self.without
+        )
         force_setattr(self, "shape", shape)
 
 

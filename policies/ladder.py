@@ -28,7 +28,7 @@ _FEW = 64
 class Waiter:
     """A request that waits, or has."""
 
-    __slots__ = ("arrived", "came", "request", "rung", "size", "waits")
+    __slots__ = ("arrived", "came", "excused", "request", "rung", "size", "waits")
 
     def __init__(self, request: Request, size: float, rung: Rung) -> None:
         self.request = request
@@ -39,6 +39,8 @@ class Waiter:
         """As it was last read."""
         self.rung = rung
         self.waits: bool = True
+        self.excused: bool = False
+        """It may be late."""
 
 
 _Entry = tuple[float, int, int, Waiter]
@@ -202,6 +204,10 @@ class Ages:
         if len(found) > 1:
             found.sort()
         return next((waiter for _, _, waiter in found if fits(waiter.request)), None)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Take out the waiter that `oldest` has just returned; it goes on waiting."""
+        self._lines[waiter.request.shape].waiters.popleft()
 
 
 class _Line:

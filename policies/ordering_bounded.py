@@ -11,7 +11,10 @@ bulk of the long requests pays little for what the short ones gain, and nobody's
 end.
 
 The largest requests (the top `large` share of sizes) are late only at `patience` times that wait:
-they are few, each of them holds up many, and their own service outweighs the longer wait.
+they are few, each of them holds up many, and their own service outweighs the longer wait. So are
+others, while fewer than one request in a hundred was late: what a calm hour has saved is spent in
+the rush that needs it. As many as may still be late, for each that waits now, are excused when
+their time has come, if they are among as large a share of the sizes.
 
 Size is predicted service. A waiting request's is read again, with `uncached`, at most every
 `reread_s` seconds or `reread_dispatches` dispatches, and only of the heads of rungs, each a factor
@@ -47,6 +50,33 @@ _REMEMBER = 2000
 _SPENT_FADES = 0.999
 _WAIT_FADES = 1 - 1 / 20_000
 """Slowly: what the last rush hour took is what the next one may take."""
+_MAY_BE_LATE = 0.01
+"""Share of all requests, those that never waited too: the p99 of the waits stays what it was."""
+_LATE = 1.1
+"""Longest waits of first come, first served after which one that is not excused counts as late."""
+_MOST_EXCUSED = 0.5
+"""Share of the sizes: whoever is shorter than half of all is never excused."""
+
+
+class _Top:
+    """From which bin on sizes are in the top share that was last asked for."""
+
+    __slots__ = ("above", "cut")
+
+    def __init__(self) -> None:
+        self.cut = _BINS
+        self.above = 0.0
+        """How many were seen from there on."""
+
+    def holds(self, bin_: int, counts: list[float], most: float) -> bool:
+        """Tell whether a bin is among the highest, which hold at most so many."""
+        while self.above > most:
+            self.above -= counts[self.cut]
+            self.cut += 1
+        while self.cut and self.above + counts[self.cut - 1] <= most:
+            self.cut -= 1
+            self.above += counts[self.cut]
+        return bin_ >= self.cut
 
 
 class Pace:
@@ -56,17 +86,18 @@ class Pace:
     """
 
     __slots__ = (
-        "_above",
         "_came",
         "_counts",
-        "_cut",
+        "_credit",
         "_done",
         "_left",
         "_longest",
         "_seen",
         "_since",
         "_took",
+        "_tops",
         "_turns",
+        "_waiting",
     )
 
     def __init__(self) -> None:
@@ -77,10 +108,11 @@ class Pace:
         self._longest = 0.0
         self._counts = [0.0] * _BINS
         self._seen = 0.0
-        self._cut = _BINS
-        """From this bin on sizes are in the top share that was last asked for."""
-        self._above = 0.0
-        """How many were seen from there on."""
+        self._tops = (_Top(), _Top())
+        """Of the large, and of those that may be excused."""
+        self._waiting = 0
+        self._credit = 0.0
+        """How many more may be late."""
         self._done = 0.0
         """Work that left the queue of late."""
         self._took = 0.0
@@ -96,15 +128,19 @@ class Pace:
         if self._seen >= _REMEMBER:
             self._counts = [count / 2 for count in self._counts]
             self._seen /= 2
-            self._above /= 2
+            for top in self._tops:
+                top.above /= 2
         self._counts[bin_] += 1
         self._seen += 1
-        if bin_ >= self._cut:
-            self._above += 1
+        self._waiting += 1
+        for top in self._tops:
+            if bin_ >= top.cut:
+                top.above += 1
 
     def gone(self, size: float, now: float) -> None:
         """Take in that a request waits no longer."""
         self._left += size
+        self._waiting -= 1
         self._done = self._done * _SPENT_FADES + size
         self._took = self._took * _SPENT_FADES + now - self._since
         self._since = now
@@ -126,14 +162,25 @@ class Pace:
         """Tell whether sizes of a bin are in the top share of those seen of late."""
         if self._seen < _FEW:
             return False
-        counts, most = self._counts, share * self._seen
-        while self._above > most:
-            self._above -= counts[self._cut]
-            self._cut += 1
-        while self._cut and self._above + counts[self._cut - 1] <= most:
-            self._cut -= 1
-            self._above += counts[self._cut]
-        return bin_ >= self._cut
+        return self._tops[0].holds(bin_, self._counts, share * self._seen)
+
+    def placed(self) -> None:
+        """Take in that a request is placed, whether it waited or not."""
+        self._credit = self._credit * _WAIT_FADES + _MAY_BE_LATE
+
+    def was_late(self) -> None:
+        """Take in that a request which was not excused is late."""
+        self._credit -= 1.0
+
+    def excuse(self, bin_: int) -> bool:
+        """Excuse one that waits, of that size, if it is large for how many more may be late."""
+        if self._credit < 1.0 or self._seen < _FEW:
+            return False
+        share = min(_MOST_EXCUSED, self._credit / max(1, self._waiting))
+        if not self._tops[1].holds(bin_, self._counts, share * self._seen):
+            return False
+        self._credit -= 1.0
+        return True
 
 
 @dataclass(slots=True)
@@ -195,13 +242,16 @@ class Bounded:
         self._now = now
         if self.uncached is not None and self._is_time(now):
             self._reread(now)
-        waiter = self._oldest_late(now, fits)
+        longest = self.pace.longest(now)
+        waiter = self._oldest_late(now, longest, fits)
         helped = waiter is not None
         if waiter is None:
             waiter = self._by_size.first(fits)
             if waiter is None:
                 return None
         self._forget(waiter)
+        if not waiter.excused and now - waiter.arrived > _LATE * longest:
+            self.pace.was_late()
         size = waiter.came
         self._work = self._work * _SPENT_FADES + size
         self._helped = self._helped * _SPENT_FADES + (size if helped else 0.0)
@@ -213,11 +263,25 @@ class Bounded:
         number = _bin(service_of(request)) // _BINS_PER_RUNG
         return sum(len(rung) for rung in self._by_size if rung.number <= number)
 
-    def _oldest_late(self, now: float, fits: Callable[[Request], bool]) -> Waiter | None:
+    def started(self, request: Request, cost: float, now: float) -> None:  # noqa: ARG002 - only that
+        """Take in that a request is placed, whether it waited or not."""
+        self.pace.placed()
+
+    def settled(self, request: Request, charged: float, cost: float) -> None:
+        """See `Charged`."""
+
+    def _oldest_late(
+        self, now: float, longest: float, fits: Callable[[Request], bool]
+    ) -> Waiter | None:
         if self._helped > self.share * self._work:
             return None
-        longest = self.pace.longest(now)
-        waiter = self._by_age.oldest(now - longest, fits)
+        ages, before = self._by_age, now - longest
+        waiter = ages.oldest(before, fits)
+        while waiter is not None and self.pace.excuse(_bin(waiter.came)):
+            waiter.excused = True
+            ages.leave(waiter)
+            self._large.add(waiter)
+            waiter = ages.oldest(before, fits)
         if waiter is None:
             waiter = self._large.oldest(now - self.patience * longest, fits)
         return waiter

@@ -253,3 +253,9 @@ class Ml(Fair):
 
         super().__init__(inside=bounded if predicts else Fcfs, name="ml")
         self.by_size = predicts
+        self._pace = pace
+
+    def started(self, request: Request, cost: float, now: float) -> None:
+        """Charge the predicted cost of a request that is placed now."""
+        self._pace.placed()
+        super().started(request, cost, now)
