@@ -157,3 +157,31 @@ def test_a_request_that_comes_back_after_minutes_puts_off_nobodys_turn() -> None
 
     assert drain(ordering, 901.0) == [0, 1]
     assert pace.longest(901.0) == 1.0
+
+
+@pytest.mark.parametrize(("placed", "taken"), [(0, [1, 2, 0, 3]), (150, [1, 2, 3, 4])])
+def test_one_in_a_hundred_is_excused_where_it_is_large(placed: int, taken: list[int]) -> None:
+    ordering = Bounded(share=0.5, large=0.0)
+    for number in range(1000, 1000 + placed):
+        ordering.started(ask(number, 100), 0.0, 0.0)
+    ordering.add(ask(0, 1000), 0.0)
+    for number in range(1, 150):
+        ordering.add(ask(number, 100, arrived=number / 100), number / 100)
+
+    order = [ordering.next(now, lambda _: True) for now in (4.0, 200.0)]
+    order += [ordering.next(60_000.0, lambda _: True) for _ in range(2)]
+    assert [request and request.sequence for request in order] == taken
+
+
+def test_who_was_late_is_made_good_for_before_anybody_is_excused() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.placed()
+        pace.came(100.0, 50, 0.0)
+    pace.was_late()
+
+    assert [pace.excuse(50), pace.excuse(400)] == [False, False]
+    pace.placed()
+    for _ in range(100):
+        pace.placed()
+    assert [pace.excuse(50), pace.excuse(400), pace.excuse(400)] == [False, True, False]
