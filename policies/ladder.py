@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -171,10 +172,12 @@ class Ladder:
 class Ages:
     """Waiters in the order in which they came, a line for each shape."""
 
-    __slots__ = ("_lines",)
+    __slots__ = ("_earliest", "_lines")
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, _Line] = {}
+        self._earliest = inf
+        """Nobody here came before then."""
 
     @property
     def held(self) -> int:
@@ -188,19 +191,23 @@ class Ages:
         if line is None:
             line = self._lines[shape] = _Line()
         line.add(waiter)
+        self._earliest = min(self._earliest, waiter.arrived)
 
     def oldest(self, before: float, fits: Callable[[Request], bool]) -> Waiter | None:
         """Return the oldest that came before then and `fits`; None when there is none."""
+        if before <= self._earliest:
+            return None
         found: list[tuple[float, int, Waiter]] = []
-        empty: list[Hashable] = []
-        for shape, line in self._lines.items():
+        earliest = inf
+        for shape, line in list(self._lines.items()):
             waiter = line.first(before)
             if waiter is not None:
                 found.append((waiter.arrived, waiter.request.sequence, waiter))
-            elif not line.waiters:
-                empty.append(shape)
-        for shape in empty:
-            del self._lines[shape]
+            if line.waiters:
+                earliest = min(earliest, line.waiters[0].arrived)
+            else:
+                del self._lines[shape]
+        self._earliest = earliest
         if len(found) > 1:
             found.sort()
         return next((waiter for _, _, waiter in found if fits(waiter.request)), None)
