@@ -300,14 +300,12 @@ def export(net: Net) -> bytes:
             dynamo=False,
         )
     plain = onnx.load_model_from_string(buffer.getvalue())
-    norms = [node.name for node in plain.graph.node if "norm" in node.name]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         quantize_dynamic(
             plain,
             path,
             op_types_to_quantize=["MatMul", "Gather"],
-            nodes_to_exclude=norms,
             weight_type=QuantType.QInt8,
             per_channel=True,
         )

@@ -202,7 +202,6 @@ class Stepper:
                 tables.positions[held.prompts, :width],
                 tables.opinions[held.prompts],
                 tables.counts[held.prompts],
-                exact=False,
             )
             said = net.say(read.index_select(0, held.of), models * ~hidden, rows)
         return self._judge(said.float(), base, models * ~hidden)
@@ -277,7 +276,6 @@ def say_all(net: Net, inputs: Inputs, tables: Tables, prompts: NDArray[np.int64]
                 tables.positions[chosen],
                 tables.opinions[chosen],
                 tables.counts[chosen],
-                exact=False,
             )
             answers = answers_of(inputs, some)
             counts = inputs.starts[some + 1] - inputs.starts[some]

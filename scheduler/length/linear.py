@@ -89,9 +89,10 @@ class Ridge:
         self, columns: NDArray[np.int64], values: NDArray[np.float32], counts: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """Return the targets [K] of one text."""
-        scaled = values * self.idf_[columns]
+        scaled = values * self.idf_.take(columns)
         norm = float(np.sqrt(scaled @ scaled)) or 1.0
-        said = (scaled / norm) @ self.weights_[columns].astype(np.float32) * self.steps_
+        rows = self.weights_.take(columns, axis=0)  # indexing takes six times as long
+        said = (scaled / norm) @ rows.astype(np.float32) * self.steps_
         return said + (counts - self.shift_) @ self.counted_ + self.offset_
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .wordpiece import WordPiece
 
 HEAD, TAIL = 96, 32
-SLOTS = 48
+SLOTS = 40
 WIDTH = 8
 """Tokens that a slot has room for."""
 TAIL_AT = 256
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     tail: int = TAIL
     short: int = SLOTS - 2
     """Tokens up to which each is read alone."""
-    slots: int = 38
+    slots: int = SLOTS - 2
     """For those of a longer prompt."""
 
 

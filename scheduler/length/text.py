@@ -42,9 +42,10 @@ def hashed_grams(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     `text` comes from `ends`. Values are 1 + log(count), so that each column appears once.
     """
     columns = np.concatenate([*_char_grams(text), _word_grams(text)])
-    # Half as wide, sorted in half the time.
-    found, counts = np.unique(columns.astype(np.int32), return_counts=True)
-    return found.astype(np.int64), (1.0 + np.log(counts)).astype(np.float32)
+    ordered = np.sort(columns.astype(np.int32))  # half as wide, sorted in half the time
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    counts = np.diff(starts, append=len(ordered))
+    return ordered[starts].astype(np.int64), (1.0 + np.log(counts)).astype(np.float32)
 
 
 def _char_grams(text: str) -> list[NDArray[np.int64]]:

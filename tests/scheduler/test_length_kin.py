@@ -113,7 +113,7 @@ def test_a_stranger_is_told_more_by_the_ridge_and_kin_are_shifted_by_their_own_e
     calibration = Calibration(
         ridge=0.25, stranger=0.75, shifts=Shifts(0.0, 0.0, 0.0), kin={"b": Shifts(-1.0, 0.1, 1.0)}
     )
-    even = np.full(4, 0.25)
+    even = (0.25,) * 4
     said = Said(5.0, 1.0, 0.0, -0.5, 0.5, even, known=True, kin="a")
 
     known, stranger, shifted = (

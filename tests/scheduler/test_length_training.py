@@ -7,10 +7,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forebay.scheduler.length.encoder_net import Shape
-from forebay.scheduler.length.encoder_tables import Drawing, Inputs, draws
+import onnxruntime as ort
+import torch
+
+from forebay.scheduler.length.encoder_fit import export
+from forebay.scheduler.length.encoder_net import Net, Shape
+from forebay.scheduler.length.encoder_tables import Drawing, Inputs, draws, tables_of
 from forebay.scheduler.length.encoder_teach import teach
-from forebay.scheduler.length.encoder_train import Task, Training, answers_of
+from forebay.scheduler.length.encoder_train import Task, Training, answers_of, say_all
 from forebay.scheduler.length.fields import ROW
 from forebay.scheduler.length.slots import WIDTH
 from forebay.scheduler.length.text import COUNTED
@@ -93,3 +97,24 @@ def test_teachers_speak_of_every_answer_and_only_of_what_they_have_not_seen():
     assert residuals[long].min() > residuals[~long].max()
     assert said[odd, 0].max() < 4.0, "log(1,000,000) is 9.8 over the mean"
     assert seen == sorted(seen)
+
+
+def test_what_is_exported_says_what_the_network_says():
+    torch.manual_seed(0)
+    net, inputs = Net(SHAPE).eval(), made_up()
+    torch.nn.init.normal_(net.answer[-1].weight, std=0.3)
+    tables = tables_of(inputs, "cpu")
+
+    said = say_all(net, inputs, tables, np.array([1]))
+    session = ort.InferenceSession(export(net), providers=["CPUExecutionProvider"])
+
+    own = answers_of(inputs, np.array([1]))
+    feed = {
+        "ids": inputs.slots[1][0],
+        "positions": inputs.slots[1][1],
+        "opinions": inputs.opinions[1],
+        "counts": inputs.counts[1],
+        "models": inputs.models[own],
+        "rows": inputs.rows[own],
+    }
+    assert session.run(None, feed)[0] == pytest.approx(said.numpy(), abs=0.05)
