@@ -162,12 +162,15 @@ class Learned:
         """Take in that a prompt was answered.
 
         Where blocks give way, other replicas are told of all that was used: else theirs would go in
-        another order than the engine's.
+        another order than the engine's. What was not entered for a tenant, they do not enter either.
         """
         if self.share is None or endpoint in self.told:
             return
         if self._index.held(endpoint) >= FULL * self.capacity(endpoint):
-            self.share(endpoint, chain[::-1], owner)
+            if owner and self.owners is not None:
+                chain = chain[: self._index.depth(endpoint, chain, Source.EXPECTED)]
+            if chain:
+                self.share(endpoint, chain[::-1], owner)
 
     def limit(self, endpoint: str, blocks: int) -> None:
         """Take in how much an endpoint's cache can hold."""

@@ -146,6 +146,7 @@ class Replica(Cache):
         self.now = now
         self.learned.placed("e", blocks, request=name, now=now, owner=owner)
         self.learned.began(name, "e", blocks)
+        self.learned.answered("e", blocks, owner)
         self.learned.ended(name)
 
     def _tell(self, endpoint: str, blocks: Sequence[BlockHash], owner: str) -> None:
@@ -173,6 +174,18 @@ def test_replicas_together_enter_no_more_new_blocks_than_one_may(
         entered |= {block for block in range(600) if replicas[place].index.holders(block)}  # type: ignore[arg-type] - a hash
     assert len(entered) <= BURST_S + now
     assert len({replica.index.held("e") for replica in replicas}) <= 1
+
+
+def test_what_was_not_entered_here_is_not_entered_at_another_replica():
+    replicas: list[Replica] = []
+    replicas += [Replica(replicas, rate=1.0) for _ in range(2)]
+    for number in range(4):
+        replicas[0].ask("quiet", chain(1_000_000 + number * 100, 10), number * 10.0, f"q{number}")
+    for number in range(20):
+        replicas[0].ask("flood", chain(number * 10, 10), 100.0, f"f{number}")
+    floods = [chain(number * 10, 10) for number in range(20)]
+    for replica in replicas:
+        assert [replica.holds(blocks) for blocks in floods] == [10] * 6 + [0] * 14
 
 
 def test_what_another_replica_entered_counts_in_a_tenants_share_here():
