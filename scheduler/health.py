@@ -8,7 +8,8 @@ bytes outweigh probes: an engine too busy to answer a probe while it streams is 
 A 503 (*refused*) is most often no failure: the engine is full. But one that says nothing else is
 the worst of all: refusing at once it has nothing in flight, so that requests are placed there
 first. So `breaker_fails` refusals in a row open the breaker too, if nothing good came for an
-`interval`.
+`interval`. That may be too short for long prompts or whole answers: where a byte or an answer to an
+earlier request comes after all, the endpoint was full and is back at once.
 
     STARTING        no probe has come back; usable only if `optimistic`
     UP              in rotation, with a growing share of its limit after a return
@@ -19,7 +20,7 @@ first. So `breaker_fails` refusals in a row open the breaker too, if nothing goo
 
     STARTING --pass--> UP        STARTING, UP, OPEN, TRIAL --probes fail--> DOWN --probes pass--> UP
     UP --requests fail--> OPEN --time--> TRIAL --success--> UP
-                            ^--failure, 503--'   (open for twice as long, 60 s at most)
+                            ^--failure, 503--'   (failure: open for twice as long, 60 s at most)
     any --misconfigured--> MISCONFIGURED --two passes at least--> UP
 
 What belongs to an earlier time is ignored: a request sent before the breaker opened that fails
@@ -86,6 +87,7 @@ class Health:
         "_probe_fails",
         "_ramp_from",
         "_refusals",
+        "_refused_at",
         "_refused_since",
         "_request_fails",
         "_settings",
@@ -111,6 +113,8 @@ class Health:
         self._request_fails = 0
         self._refusals = 0
         self._refused_since = 0.0
+        self._refused_at = inf
+        """When refusals opened the breaker, while it is open for them."""
         self._good_at = -inf
         self._open_s = settings.breaker_open
         self._open_until = inf
@@ -161,8 +165,12 @@ class Health:
         return None
 
     def tick(self, now: float) -> Change | None:
-        """Let time pass: an open breaker tries itself half-open."""
-        if self.state is State.OPEN and now >= self._open_until:
+        """Let time pass: an open breaker tries itself half-open, or closes where it was wrong."""
+        if self.state is not State.OPEN:
+            return None
+        if self._good_at > self._refused_at:
+            return self._close("what it took before is served: it was only full")
+        if now >= self._open_until:
             return self._go(State.TRIAL, "the breaker was open long enough; one request tries it")
         return None
 
@@ -222,7 +230,7 @@ class Health:
     def request_refused(self, now: float, reason: str) -> Change | None:
         """Note a 503: back-pressure, unless it is all that comes."""
         if self.state is State.TRIAL:
-            return self._open_again(now, reason)
+            return self._open_refused(now, f"the trial request was refused: {reason}")
         if self.state not in (State.UP, State.STARTING):
             return None
         if not self._refusals:
@@ -232,7 +240,7 @@ class Health:
         if self._refusals < self._settings.breaker_fails or since < self._settings.interval:
             return None
         text = f"{self._refusals} requests in a row were refused, and nothing good came"
-        return self._open(now, f"{text} for {since:.1f} s: {reason}")
+        return self._open_refused(now, f"{text} for {since:.1f} s: {reason}")
 
     def misconfigured(self, now: float, reason: str) -> Change | None:  # noqa: ARG002 - as the others
         """Note that our configuration is wrong there (401, 403, unknown model)."""
@@ -260,13 +268,23 @@ class Health:
 
     def _return(self, now: float, reason: str) -> Change:
         self._ramp_from = now
+        return self._close(reason)
+
+    def _close(self, reason: str) -> Change:
         self._request_fails = self._refusals = 0
         self._open_s = self._settings.breaker_open
         return self._go(State.UP, reason)
 
     def _open(self, now: float, reason: str) -> Change:
+        self._refused_at = inf
         self._open_until = now + self._open_s
         return self._go(State.OPEN, reason)
+
+    def _open_refused(self, now: float, reason: str) -> Change:
+        """Open, never for longer each time: a refused trial costs nobody anything."""
+        change = self._open(now, reason)
+        self._refused_at = now
+        return change
 
     def _open_again(self, now: float, reason: str) -> Change:
         longest = max(_LONGEST_OPEN_S, self._settings.breaker_open)

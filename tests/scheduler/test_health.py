@@ -112,8 +112,15 @@ def after(script: str, *, optimistic: bool = False) -> tuple[Health, list[Change
         pytest.param("pass full full full full@5 tick@15 ok", State.UP, id="it serves again"),
         pytest.param("pass full full full full@5 tick@15 full", State.OPEN, id="503 on trial"),
         pytest.param(
-            "pass full full full full@5 tick@15 full tick@35", State.TRIAL, id="out for longer"
+            "pass full full full full@5 tick@15 full tick@25", State.TRIAL, id="not for longer"
         ),
+        pytest.param("pass full full full full@5 tick@6", State.OPEN, id="nothing came of it"),
+        pytest.param("pass full full full full@5 ok@9 tick@9", State.UP, id="it was at work"),
+        pytest.param("pass full full full full@5 bytes@9 tick@9", State.UP, id="a first byte"),
+        pytest.param(
+            "pass full full full full@5 tick@15 full bytes@16 tick@16", State.UP, id="full on trial"
+        ),
+        pytest.param("pass fail fail fail fail bytes@1 tick@1", State.OPEN, id="failures stand"),
         pytest.param("pass full@1 miss@2 miss@3 miss@4", State.DOWN, id="503 outweighs no probe"),
         pytest.param("pass wrong", State.MISCONFIGURED, id="a wrong key"),
         pytest.param("pass wrong ok pass", State.MISCONFIGURED, id="one pass may be an old one"),
