@@ -162,7 +162,7 @@ class Learned:
         """Take in that a prompt was answered.
 
         Where blocks give way, other replicas are told of all that was used: else theirs would go in
-        another order than the engine's. What was not entered for a tenant, they do not enter either.
+        another order than the engine's. Of a tenant's, only what was entered here.
         """
         if self.share is None or endpoint in self.told:
             return
