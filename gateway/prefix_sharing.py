@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -43,6 +44,8 @@ MOST_BLOCKS = 50_000
 """Of an endpoint, in a snapshot."""
 _AT_ONCE = 200
 _SNAPSHOT_TTL_S = 24 * 3600
+_ID = re.compile(rb"\d{1,20}(-\d{1,20})?")
+"""Of an entry of the stream: milliseconds by the store's clock, and a number."""
 
 
 class Sharing:
@@ -116,6 +119,8 @@ class Sharing:
             try:
                 if self._last is None:
                     await self._catch_up()
+                elif self.away:
+                    await self._look_again(self._last)
                 await self._tell()
                 await self._hear()
                 if loop.time() >= due:
@@ -175,8 +180,18 @@ class Sharing:
         self._last = b"0"
         if isinstance(found, bytes):
             at, _, deltas = found.partition(b"\n")
-            self._last = at
+            if _ID.fullmatch(at):
+                self._last = at
             self._apply(deltas)
+
+    async def _look_again(self, last: bytes) -> None:
+        """Read from the beginning where the stream's newest entry is older than the last heard.
+
+        It is another stream then: the store came back empty, with a clock that is behind.
+        """
+        answer = await self._call("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        if not answer or _when(answer[0][0]) < _when(last):
+            self._last = b"0"
 
     def _apply(self, data: bytes, now: float | None = None) -> None:
         try:
@@ -202,6 +217,10 @@ class Sharing:
                 deltas += snapshot(pool.name, prefix.index, epochs, most=MOST_BLOCKS)
         content = (self._last or b"0") + b"\n" + write(deltas)
         await self._call("SET", self._snapshot, content, "EX", _SNAPSHOT_TTL_S)
+
+
+def _when(entry: bytes) -> tuple[int, ...]:
+    return tuple(int(part) for part in entry.split(b"-"))
 
 
 def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -51,9 +51,12 @@ def write(deltas: Sequence[Delta]) -> bytes:
 def read(data: bytes) -> list[Delta]:
     """Read them. Raises ValueError for anything else."""
     try:
-        return _decode(data)
+        deltas = _decode(data)
     except msgspec.MsgspecError as error:
         raise ValueError(f"these are no deltas: {type(error).__name__}") from error
+    if any(len(delta.blocks) % 8 for delta in deltas):
+        raise ValueError("these are no deltas: their blocks are cut short")
+    return deltas
 
 
 class Outbox:
@@ -98,7 +101,7 @@ class Outbox:
 
 
 def blocks_of(delta: Delta) -> array[int]:
-    """Return a delta's blocks. Raises ValueError where they are cut short."""
+    """Return a delta's blocks. Raises ValueError where they are cut short, as `read` does."""
     blocks = array("Q")
     blocks.frombytes(delta.blocks)
     return blocks

@@ -7,6 +7,10 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from forebay.gateway.quota.redis_store import connect
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
@@ -19,7 +23,7 @@ LONG = "the same long instructions " * 100
 
 
 @asynccontextmanager
-async def settings(kit: Kit, server: RedisServer) -> AsyncGenerator[Any]:
+async def settings(kit: Kit, server: RedisServer, *, pool: str = "") -> AsyncGenerator[Any]:
     """A configuration of two engines that outlive gateways, in a pool of its own."""
 
     async def answer(peer: Peer, _request: bytes, _number: int) -> None:
@@ -28,8 +32,15 @@ async def settings(kit: Kit, server: RedisServer) -> AsyncGenerator[Any]:
 
     async with kit.engine(answer, kind="vllm") as one, kit.engine(answer, kind="vllm") as other:
         endpoints = [one.section(), {**other.section(), "name": "other"}]
-        pool = {"name": f"p{secrets.token_hex(4)}", "prefix": {"mode": "learned"}}
-        yield kit.config(endpoints, pool=pool, state={"url": server.url})
+        name = pool or f"p{secrets.token_hex(4)}"
+        section = {"name": name, "prefix": {"mode": "learned"}}
+        yield kit.config(endpoints, pool=section, state={"url": server.url})
+
+
+async def command(server: RedisServer, *words: str) -> None:
+    client: Any = connect(server.url, 5.0)
+    await client.execute_command(*(word.encode("latin-1") for word in words))
+    await client.aclose()
 
 
 async def predicted(kit: Kit, gateway: Gateway, text: str = "x") -> tuple[str, int]:
@@ -101,5 +112,55 @@ def test_a_frozen_store_holds_up_nobody_and_is_caught_up_with(
             server.thaw()
             await heard(other)
             assert await predicted(kit, other, "y") == (home, 640)
+
+    go(run())
+
+
+POISON: dict[str, tuple[str, ...]] = {
+    "a snapshot that is none": ("SET", "forebay:{prefix}:snapshot", "junk"),
+    "a snapshot of another stream": ("SET", "forebay:{prefix}:snapshot", "1-x\n\x90"),
+    "no deltas": ("XADD", "forebay:{prefix}:stream", "*", "r", "x", "d", "junk"),
+    "no fields of ours": ("XADD", "forebay:{prefix}:stream", "*", "a", "b"),
+    "blocks cut short": (
+        *("XADD", "forebay:{prefix}:stream", "*", "r", "x"),
+        *("d", "\x91\x94\xa1p\xa2e0\xa0\xc4\x03abc"),
+    ),
+}
+
+
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
+def test_what_cannot_be_read_keeps_nobody_from_hearing_what_can(
+    go: Go, kit: Kit, redis_servers: Callable[..., RedisServer], poison: tuple[str, ...]
+):
+    async def run() -> None:
+        server = redis_servers()
+        async with settings(kit, server, pool="p") as config:
+            await command(server, *poison)
+            async with kit.running(config) as one, kit.running(config) as other:
+                home, _ = await predicted(kit, one)
+                await heard(other)
+                assert await predicted(kit, other, "y") == (home, 640)
+                assert (sharing(other).away, sharing(other).times_away) == (False, 0)
+
+    go(run())
+
+
+def test_a_store_that_comes_back_empty_with_its_clock_behind_is_heard(
+    go: Go, kit: Kit, redis_servers: Callable[..., RedisServer]
+):
+    async def run() -> None:
+        server = redis_servers()
+        async with settings(kit, server) as config:
+            ahead = f"{10**14}-5"
+            await command(server, "XADD", "forebay:{prefix}:stream", ahead, "r", "x", "d", "")
+            async with kit.running(config) as one, kit.running(config) as other:
+                both = sharing(one), sharing(other)
+                await kit.until(lambda: {each._last for each in both} == {ahead.encode()})
+                server.stop()
+                await kit.until(lambda: all(each.away for each in both))
+                server.start()
+                home, _ = await predicted(kit, one)
+                await heard(other)
+                assert await predicted(kit, other, "y") == (home, 640)
 
     go(run())
