@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def calibrate(
     tokens = np.array([example.tokens for example in some], dtype=float)
     first = Calibration()
     errors = np.log1p(tokens) - np.array([blend(each, first).rank for each in said])
-    common = _shifts(said, errors)
+    # A set that outnumbers the others has kin of its own; what is common is for the rest.
+    common = _shifts(said, errors, _alike([example.group for example in some]))
     kin = {
         name: _drawn(_shifts(*_of_kin(said, errors, name)), common, _prompts(some, said, name))
         for name in sorted({each.kin for each in said} - {""})
@@ -48,18 +50,33 @@ def calibrate(
     return _weigh(said, buckets_of(tokens), replace(first, shifts=common, kin=kin))
 
 
-def _shifts(said: Sequence[Said], errors: NDArray[np.float64]) -> Shifts:
+def _alike(groups: Sequence[str]) -> NDArray[np.float64]:
+    """Return a weight for each of some members, so that all groups weigh the same."""
+    counts = Counter(groups)
+    return np.array([1 / counts[group] for group in groups])
+
+
+def _shifts(
+    said: Sequence[Said], errors: NDArray[np.float64], weights: NDArray[np.float64]
+) -> Shifts:
     """Return what makes .1, .5 and .9 of the errors lie below the quantiles."""
-    low = np.quantile(errors - np.array([each.low for each in said]), 0.1)
-    high = np.quantile(errors - np.array([each.high for each in said]), 0.9)
-    return Shifts(float(low), float(np.quantile(errors, 0.5)), float(high))
+    low = _quantile(errors - np.array([each.low for each in said]), 0.1, weights)
+    high = _quantile(errors - np.array([each.high for each in said]), 0.9, weights)
+    return Shifts(low, _quantile(errors, 0.5, weights), high)
+
+
+def _quantile(values: NDArray[np.float64], share: float, weights: NDArray[np.float64]) -> float:
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order]) - weights[order] / 2
+    at = share * float(weights.sum())
+    return float(np.interp(at, below, values[order]))
 
 
 def _of_kin(
     said: Sequence[Said], errors: NDArray[np.float64], name: str
-) -> tuple[list[Said], NDArray[np.float64]]:
+) -> tuple[list[Said], NDArray[np.float64], NDArray[np.float64]]:
     rows = [number for number, each in enumerate(said) if each.kin == name]
-    return [said[row] for row in rows], errors[rows]
+    return [said[row] for row in rows], errors[rows], np.ones(len(rows))
 
 
 def _prompts(examples: Sequence[Example], said: Sequence[Said], name: str) -> int:

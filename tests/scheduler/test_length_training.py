@@ -1,3 +1,4 @@
+# pyright: basic, reportMissingImports=false
 """What a step of training draws, and what teachers say; with PyTorch only."""
 
 from __future__ import annotations
