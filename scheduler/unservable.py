@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from forebay.policies.contracts import EndpointView, Rejected, Request
 
+_RETRY_AFTER_S = 1.0
+"""An endpoint may return at any time, and to be refused again costs nobody much."""
+
 
 def unservable(request: Request, pool: str, endpoints: Mapping[str, EndpointView]) -> Rejected:
     """Say why no endpoint can serve it: nothing such here (404), or nothing usable (503)."""
@@ -42,4 +45,5 @@ def unservable(request: Request, pool: str, endpoints: Mapping[str, EndpointView
         f"no endpoint of pool {pool!r} that could serve this is healthy{untried}; try again later",
         status=503,
         code="no_healthy_endpoint",
+        retry_after=_RETRY_AFTER_S,
     )

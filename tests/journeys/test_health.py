@@ -58,6 +58,7 @@ def test_probes_take_an_endpoint_out_and_bring_it_back(go: Go, kit: Kit):
                 await kit.until(lambda: state(gateway) is State.DOWN)
                 answer = await gateway.ask(kit.post(kit.chat()))
                 assert (answer.status, answer.json["error"]["code"]) == (503, "no_healthy_endpoint")
+                assert answer.headers["retry-after"] == "1"
                 well[0] = True
                 await kit.until(lambda: state(gateway) is State.UP)
                 assert (await gateway.ask(kit.post(kit.chat()))).status == 200
