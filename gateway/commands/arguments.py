@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - argparse gives this type no public name
 
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
+_MISSING = "the following arguments are required"
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 class Parser(argparse.ArgumentParser):
     """Says of a misspelt command, option or choice which one was meant; so do its commands."""
+
+    _asked: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]  # a namespace is made here, never brought
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -27,15 +30,29 @@ class Parser(argparse.ArgumentParser):
 
         argparse asks every command's parser through here.
         """
+        self._asked = () if args is None else args
         found, unknown = super().parse_known_args(args, namespace or argparse.Namespace())
         if unknown:
-            option = unknown[0].partition("=")[0]
-            names = _OPTION.findall(self.format_help()) if option.startswith("--") else ()
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, names)}")
+            self.error(self._unrecognized(unknown))
         return found, unknown
 
+    def _unrecognized(self, unknown: Sequence[str]) -> str:
+        option = unknown[0].partition("=")[0]
+        names = self._options() if option.startswith("--") else ()
+        return f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, names)}"
+
+    def _options(self) -> Sequence[str]:
+        return _OPTION.findall(self.format_help())
+
+    def _is_option(self, word: str) -> bool:
+        option = word.partition("=")[0]
+        return any(name.startswith(option) for name in self._options())
+
     def error(self, message: str) -> NoReturn:
-        """See ArgumentParser."""
+        """See ArgumentParser; what is missing may be there, misspelt."""
+        if message.startswith(_MISSING):
+            unknown = [w for w in self._asked if w.startswith("--") and not self._is_option(w)]
+            message = self._unrecognized(unknown) if unknown else message
         wrong = _CHOICE.search(message)
         names = () if wrong is None else re.findall(r"[\w.-]+", wrong[2])
         super().error(message if wrong is None else message + did_you_mean(wrong[1], names))

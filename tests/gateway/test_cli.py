@@ -72,6 +72,8 @@ def test_a_wrong_call_exits_with_2_and_says_how(
     [
         ("chekc forebay.yaml", "", "check"),
         ("engine simm", " engine", "sim"),
+        ("--verison", "", "--version"),
+        ("serve --confg a.yaml", " serve", "--config"),
         ("demo --prot 1", " demo", "--port"),
         ("check a.yaml --jsno", " check", "--json"),
         ("engine sim --port 1 --proflie=fast", " engine sim", "--profile"),
