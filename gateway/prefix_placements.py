@@ -151,7 +151,7 @@ class Placements:
         """Forget what an endpoint has to do: it has restarted."""
         self.work.forget(endpoint)
         self.prefill.restarted(endpoint)
-        self.residency.forget(endpoint)
+        self.residency.restarted(endpoint)
 
     def left(self, endpoint: str) -> None:
         """Forget an endpoint that is gone for good."""

@@ -68,6 +68,11 @@ class Residency:
         free = len(loaded) < self._places.get(endpoint, PLACES)
         return 0.5 * FETCH_TOKENS if free else FETCH_TOKENS
 
-    def forget(self, endpoint: str) -> None:
-        """Take in that an endpoint restarted or left: it has loaded nothing."""
+    def restarted(self, endpoint: str) -> None:
+        """Take in that an endpoint has loaded nothing yet; how many it can run stays."""
         self._loaded.pop(endpoint, None)
+
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that left."""
+        self._loaded.pop(endpoint, None)
+        self._places.pop(endpoint, None)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Request, Route
+from forebay.policies.contracts import EndpointView
 from forebay.policies.residency import FETCH_TOKENS, PLACES, Residency
 from forebay.policies.score_least_tokens import LeastTokens
 from forebay.policies.score_sticky import StickyUntilSaturated
 from forebay.prefixcache.index import Index
 
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Request
+
 ENDPOINTS: tuple[str, ...] = ("a", "b", "c", "d")
 STEP = st.tuples(
-    st.sampled_from(("placed", "forget", "told")),
+    st.sampled_from(("placed", "restarted", "forget", "told")),
     st.sampled_from(ENDPOINTS[:2]),
     st.sampled_from(("m", "x", "y", "z", "v", "w", "u")),
     st.integers(1, 5),
@@ -24,19 +29,7 @@ STEP = st.tuples(
 
 
 def request(model: str, number: int = 0, tokens: int = 100) -> Request:
-    return Request(
-        id=f"r{number}",
-        pool="p",
-        route=Route.CHAT,
-        model=model,
-        tenant="t",
-        sequence=number,
-        arrived=0.0,
-        deadline=60.0,
-        prompt_tokens_estimate=tokens,
-        output_tokens_estimate=10,
-        uncached_tokens=tokens,
-    )
+    return a_request(number, model=model, prompt_tokens_estimate=tokens)
 
 
 def views() -> list[EndpointView]:
@@ -62,9 +55,11 @@ def test_what_is_loaded_is_what_was_last_sent_there(steps: list[tuple[str, str, 
     naive = {name: list[str]() for name in ENDPOINTS[:2]}
     places = dict.fromkeys(ENDPOINTS[:2], PLACES)
     for kind, endpoint, model, number in steps:
-        if kind == "forget":
-            residency.forget(endpoint)
+        if kind in {"restarted", "forget"}:
+            getattr(residency, kind)(endpoint)
             naive[endpoint].clear()
+            if kind == "forget":
+                places[endpoint] = PLACES
             continue
         if kind == "told":
             residency.told(endpoint, number, (model,))
