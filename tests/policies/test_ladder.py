@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.asking import a_request
 
-from forebay.policies.contracts import Request, Route
 from forebay.policies.ladder import Ages, Ladder, Waiter
+
+if TYPE_CHECKING:
+    from forebay.policies.contracts import Request
 
 
 def request(number: int, model: str = "big", arrived: float = 0.0) -> Request:
-    return Request(
-        id=f"r{number}",
-        pool="llama",
-        route=Route.CHAT,
-        model=model,
-        tenant="acme",
-        sequence=number,
-        arrived=arrived,
-        deadline=60.0,
-        prompt_tokens_estimate=1,
-        output_tokens_estimate=1,
-        uncached_tokens=1,
-    )
+    return a_request(number, model=model, arrived=arrived)
 
 
 STEPS = st.tuples(
