@@ -37,7 +37,7 @@ class Arrangement:
     """One pool's; makes its dispatchers."""
 
     def __init__(self, section: sections.Pool, *, seed: int) -> None:
-        self._predict(section, predictor_of(section))
+        self._take_predictor(section, predictor_of(section))
         self.settings: Scheduling = scheduling_of(section, Shared())
         self._section = section
         self._seed = seed
@@ -45,7 +45,7 @@ class Arrangement:
         path = section.scheduling.journal
         self._journal = None if path is None else JournalFile(path)
 
-    def _predict(self, section: sections.Pool, length: Estimator) -> None:
+    def _take_predictor(self, section: sections.Pool, length: Estimator) -> None:
         self.length = length
         """Predicts how long answers will be."""
         self.reading = length if isinstance(length, Reading) else None
@@ -56,7 +56,7 @@ class Arrangement:
         """Take a section; True when it asks for another dispatcher."""
         length = predictor_again(section, self._section, self.length)
         if length is not self.length:
-            self._predict(section, length)
+            self._take_predictor(section, length)
         self._section = section
         settings = self._believed(scheduling_of(section, shared))
         journal = journal_of(section, self._journal)
