@@ -31,6 +31,7 @@ static void watch(int poll, int fd) {
 }
 
 static void join(int poll, int caller, int port) {
+  if (caller < 0) return perror("floor_relay: accept");
   struct sockaddr_in address = at(port);
   int upstream = socket(AF_INET, SOCK_STREAM, 0);
   if (connect(upstream, (struct sockaddr *)&address, sizeof address) || caller >= MOST || upstream >= MOST) {
