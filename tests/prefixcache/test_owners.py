@@ -158,7 +158,7 @@ class Replica(Cache):
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.floats(0, 5), st.integers(0, 50), st.integers(1, 30)),
+        st.tuples(st.integers(0, 2), st.floats(0, 5), st.integers(0, 11), st.integers(1, 30)),
         max_size=40,
     )
 )
@@ -170,7 +170,7 @@ def test_replicas_together_enter_no_more_new_blocks_than_one_may(
     now, entered = 0.0, set[int]()
     for number, (place, passed, first, count) in enumerate(sent):
         now += passed
-        replicas[place].ask("flood", chain(first * 10, count), now, f"r{number}")
+        replicas[place].ask("flood", chain(first * 50, count), now, f"r{number}")
         entered |= {block for block in range(600) if replicas[place].index.holders(block)}  # type: ignore[arg-type] - a hash
     assert len(entered) <= BURST_S + now
     assert len({replica.index.held("e") for replica in replicas}) <= 1
