@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -10,11 +12,13 @@ from forebay.scheduler.length import Example, LengthFeatures
 from forebay.scheduler.length.encoder import (
     OPINIONS,
     Calibration,
+    Encoder,
     Said,
     Shifts,
     blend,
     own_opinion,
 )
+from forebay.scheduler.length.encoder_calibrate import calibrate
 from forebay.scheduler.length.kin import Kin, kin_of
 from forebay.scheduler.length.linear import (
     Ridge,
@@ -125,3 +129,27 @@ def test_a_stranger_is_told_more_by_the_ridge_and_kin_are_shifted_by_their_own_e
     assert stranger.rank == pytest.approx(5.25)
     logs = np.log1p(shifted.quantiles)
     assert logs.tolist() == pytest.approx([5.75 - 1.5, 5.75 + 0.1, 5.75 + 1.5])
+
+
+class Unsure:
+    """An encoder that says the same of all prompts."""
+
+    def say(self, features: list[LengthFeatures]) -> list[Said]:
+        base = float(np.log1p(100))
+        return [Said(base, 0.0, 0.0, 0.0, 0.0, (0.25,) * 4, known=True, kin="") for _ in features]
+
+
+def test_a_large_set_and_a_small_one_weigh_alike_in_what_is_common():
+    def answers(group: str, count: int, tokens: int) -> list[Example]:
+        features = (
+            LengthFeatures(Route.CHAT, "m", "", 5, text=f"{group} {n}") for n in range(count)
+        )
+        return [Example(each, tokens, group) for each in features]
+
+    examples = answers("large", 190, 100) + answers("small", 10, 1000)
+    encoder = cast("Encoder", Unsure())
+    shifts = calibrate(encoder, examples, np.random.default_rng(0)).shifts
+    alone = calibrate(encoder, examples[:190], np.random.default_rng(0)).shifts
+
+    assert (shifts.low, shifts.high) == pytest.approx((0.0, np.log1p(1000) - np.log1p(100)))
+    assert alone == (0.0, 0.0, 0.0)
