@@ -138,12 +138,28 @@ class Pace:
                 top.above += 1
 
     def gone(self, size: float, now: float) -> None:
-        """Take in that a request waits no longer."""
-        self._left += size
-        self._waiting -= 1
+        """Take in that a waiting request's turn has come."""
         self._done = self._done * _SPENT_FADES + size
         self._took = self._took * _SPENT_FADES + now - self._since
         self._since = now
+        self._leave(size, now)
+
+    def withdrawn(self, size: float, bin_: int, now: float) -> None:
+        """Take in that a request waits no longer, or comes again with another size.
+
+        That is no work done, and its size is none of those seen.
+        """
+        count = min(1.0, self._counts[bin_])
+        self._counts[bin_] -= count
+        self._seen -= count
+        for top in self._tops:
+            if bin_ >= top.cut:
+                top.above -= count
+        self._leave(size, now)
+
+    def _leave(self, size: float, now: float) -> None:
+        self._left += size
+        self._waiting -= 1
         turns = self._turns
         while turns and turns[0][0] < self._left:
             wait = now - turns.popleft()[1]
@@ -219,7 +235,7 @@ class Bounded:
         """Take a request into the queue; ValueError when it waits already."""
         if request.id in self._known:
             raise ValueError(f"{request.id!r} is already waiting")
-        self._now = now
+        self._now = max(self._now, now)  # one that is predicted anew comes when it first came
         size = self._size(request)
         bin_ = _bin(size)
         waiter = self._by_size.add(request, size, bin_ // _BINS_PER_RUNG)
@@ -235,6 +251,7 @@ class Bounded:
         if waiter.request is not request and waiter.request.shape != request.shape:
             return False  # another try of it waits, which may go elsewhere
         self._forget(waiter)
+        self.pace.withdrawn(waiter.came, _bin(waiter.came), self._now)
         return True
 
     def next(self, now: float, fits: Callable[[Request], bool]) -> Request | None:
@@ -250,6 +267,7 @@ class Bounded:
             if waiter is None:
                 return None
         self._forget(waiter)
+        self.pace.gone(waiter.came, now)
         if not waiter.excused and now - waiter.arrived > _LATE * longest:
             self.pace.was_late()
         size = waiter.came
@@ -290,7 +308,6 @@ class Bounded:
         """Take one that leaves out of all that is known of it."""
         self._by_size.remove(waiter)
         del self._known[waiter.request.id]
-        self.pace.gone(waiter.came, self._now)
 
     def _size(self, request: Request) -> float:
         if self.uncached is None:

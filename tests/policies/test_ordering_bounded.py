@@ -185,3 +185,21 @@ def test_who_was_late_is_made_good_for_before_anybody_is_excused() -> None:
     for _ in range(100):
         pace.placed()
     assert [pace.excuse(50), pace.excuse(400), pace.excuse(400)] == [False, True, False]
+
+
+def test_one_that_is_predicted_anew_counts_once() -> None:
+    told: list[tuple[float, list[bool]]] = []
+    for guesses in (0, 3):
+        ordering = Bounded()
+        for number in range(200):
+            now = float(number)
+            for guess in range(guesses):
+                ordering.add(ask(number, 50 * guess, arrived=now), now)
+                assert ordering.discard(ask(number, 50 * guess))
+            ordering.add(ask(number, 100 + number, arrived=now), now)
+        for number in range(50):
+            ordering.next(200.0 + number, lambda _: True)
+        large = [ordering.pace.is_large(bin_, 0.02) for bin_ in range(150)]
+        told.append((ordering.pace.longest(300.0), large))
+
+    assert told[0] == told[1]
