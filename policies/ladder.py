@@ -232,8 +232,8 @@ class _Line:
         if len(line) > self._most:
             self.waiters = line = deque(each for each in line if each.waits)
             self._most = 4 * len(line) + _FEW
-        if line and waiter.arrived < line[-1].arrived:
-            insort(line, waiter, key=_arrived)
+        if line and waiter.arrived <= line[-1].arrived and _age(waiter) < _age(line[-1]):
+            insort(line, waiter, key=_age)
         else:
             line.append(waiter)
 
@@ -250,5 +250,5 @@ class _Line:
         return None
 
 
-def _arrived(waiter: Waiter) -> float:
-    return waiter.arrived
+def _age(waiter: Waiter) -> tuple[float, int]:
+    return waiter.arrived, waiter.request.sequence

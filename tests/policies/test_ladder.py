@@ -50,7 +50,7 @@ def test_the_oldest_is_whoever_came_first_and_fits(steps: list[tuple[str, int, i
     ages, ladder, waiters = Ages(), Ladder(), dict[int, Waiter]()
     for serial, (what, number, arrived, name) in enumerate(steps):
         if what == "a" and number not in waiters:
-            asked = request(number, name, float(arrived * 100 + serial))
+            asked = request(number, name, float(arrived * 100 + serial // 3))
             waiters[number] = ladder.add(asked, 1.0, 0)
             ages.add(waiters[number])
         elif what == "r" and number in waiters:
@@ -58,12 +58,12 @@ def test_the_oldest_is_whoever_came_first_and_fits(steps: list[tuple[str, int, i
         for model in "ab":
             before = arrived * 100.0
             alike = [w for w in waiters.values() if w.request.model == model]
-            best = min((w for w in alike if w.arrived < before), key=_arrived, default=None)
+            best = min((w for w in alike if w.arrived < before), key=_age, default=None)
             assert ages.oldest(before, lambda r, model=model: r.model == model) is best
 
 
-def _arrived(waiter: Waiter) -> float:
-    return waiter.arrived
+def _age(waiter: Waiter) -> tuple[float, int]:
+    return waiter.arrived, waiter.request.sequence
 
 
 def test_those_who_left_from_the_middle_are_not_kept():
