@@ -13,7 +13,7 @@ from forebay.scheduler.health import State
 
 if TYPE_CHECKING:
     from tests.conftest import Peer
-    from tests.journeys.conftest import Gateway, Go, Kit
+    from tests.journeys.conftest import Gateway, Go, Kit, Script
 
 QUICK = {
     "interval": 0.02,
@@ -95,13 +95,19 @@ def test_an_endpoint_with_other_models_is_misconfigured_until_it_has_ours(go: Go
     go(main())
 
 
+def ailing(kit: Kit, status: int, well: list[bool]) -> Script:
+    """Script an engine that answers with this status until it is well."""
+
+    async def script(peer: Peer, _request: bytes, _number: int) -> None:
+        peer.send(kit.whole(OK) if well[0] else kit.whole({}, status=status))
+
+    return script
+
+
 def test_an_open_breaker_tries_one_request_and_closes(go: Go, kit: Kit):
     async def main() -> None:
         well = [False]
-
-        async def script(peer: Peer, _request: bytes, _number: int) -> None:
-            peer.send(kit.whole(OK) if well[0] else kit.whole({}, status=500))
-
+        script = ailing(kit, 500, well)
         health = {**QUICK, "interval": 3600.0, "breaker_fails": 2, "breaker_open": 0.5}
         async with kit.engine(script) as engine:
             settings = kit.config([engine.section()], pool={"health": health})
@@ -141,10 +147,7 @@ def test_an_endpoint_that_only_says_503_is_asked_no_more(go: Go, kit: Kit):
 def test_an_endpoint_that_said_503_returns_when_it_answers_one_request(go: Go, kit: Kit):
     async def main() -> None:
         well = [False]
-
-        async def script(peer: Peer, _request: bytes, _number: int) -> None:
-            peer.send(kit.whole(OK) if well[0] else kit.whole({}, status=503))
-
+        script = ailing(kit, 503, well)
         health = {**QUICK, "breaker_fails": 2}
         async with kit.engine(script) as engine:
             settings = kit.config([engine.section()], pool={"health": health})

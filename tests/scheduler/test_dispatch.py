@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.asking import a_request
 
 from forebay.policies.contracts import (
     EndpointView,
@@ -34,21 +35,16 @@ if TYPE_CHECKING:
 
 
 def request(sequence: int = 0, **fields: Any) -> Request:
-    plain: dict[str, Any] = {
-        "id": f"r{sequence}",
+    plain = {
         "pool": "llama",
-        "route": Route.CHAT,
         "model": "big",
-        "tenant": "acme",
-        "sequence": sequence,
         "arrived": float(sequence),
         "deadline": sequence + 60.0,
-        "prompt_tokens_estimate": 100,
         "output_tokens_estimate": 20,
         "uncached_tokens": 80,
         "body_bytes": 10,
     }
-    return Request(**{**plain, **fields})
+    return a_request(sequence, **{**plain, **fields})
 
 
 def view(name: str, limit: int = 1, **fields: Any) -> EndpointView:

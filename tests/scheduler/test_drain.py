@@ -6,8 +6,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Overloaded, Request, Route
+from forebay.policies.contracts import EndpointView, Overloaded, Request
 from forebay.scheduler.build import DoubleQueueSettings, Scheduling, make_dispatcher
 from forebay.scheduler.drain import Drain
 from forebay.scheduler.guards import GuardSettings
@@ -17,22 +18,15 @@ if TYPE_CHECKING:
 
 
 def request(number: int, **fields: Any) -> Request:
-    plain: dict[str, Any] = {
-        "id": f"r{number}",
-        "pool": "p",
-        "route": Route.CHAT,
-        "model": "m",
-        "tenant": "acme",
-        "sequence": number,
+    plain = {
         "arrived": 100.0,
         "deadline": 1e6,
         "prompt_tokens_estimate": 10,
         "output_tokens_estimate": 20,
-        "uncached_tokens": 10,
         "stream": True,
         "longest_wait": 10.0,
     }
-    return Request(**{**plain, **fields})
+    return a_request(number, **{**plain, **fields})
 
 
 def at_one_a_second(order: str = "fcfs", **guards: Any) -> Dispatcher:

@@ -6,8 +6,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.asking import a_request
 
-from forebay.policies.contracts import EndpointView, Overloaded, Placement, Request, Route
+from forebay.policies.contracts import EndpointView, Overloaded, Placement, Request
 from forebay.scheduler.admission import WatermarkSettings
 from forebay.scheduler.build import Scheduling, make_dispatcher
 from forebay.scheduler.guards import Credit, GuardSettings
@@ -17,21 +18,8 @@ if TYPE_CHECKING:
 
 
 def request(number: int, output: int = 50, **fields: Any) -> Request:
-    plain: dict[str, Any] = {
-        "id": f"r{number}",
-        "pool": "p",
-        "route": Route.CHAT,
-        "model": "m",
-        "tenant": "acme",
-        "sequence": number,
-        "arrived": 0.0,
-        "deadline": 1e6,
-        "prompt_tokens_estimate": 0,
-        "output_tokens_estimate": output,
-        "uncached_tokens": 0,
-        "stream": True,
-    }
-    return Request(**{**plain, **fields})
+    plain = {"deadline": 1e6, "prompt_tokens_estimate": 0, "output_tokens_estimate": output}
+    return a_request(number, **{**plain, "stream": True, **fields})
 
 
 def core(order: str = "fair", *, limit: int = 1, rows: int = 100, **guards: Any) -> Dispatcher:
