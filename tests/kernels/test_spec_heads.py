@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: E402
+# ruff: noqa: ANN001, ANN204, E402
 # (skip before importing what needs torch, whose types are unknown where this is checked)
 """Heads: training teaches them, stops and goes on, and writes what engines load."""
 
@@ -17,9 +17,20 @@ torch.set_num_threads(1)
 from forebay.kernels.speculative.checkpoint import load_tensors, save_tensors, write_json
 from forebay.kernels.speculative.command import main
 from forebay.kernels.speculative.corpus import Corpus, Text, read_texts
+from forebay.kernels.speculative.heads.losses import (
+    Batch,
+    eagle1_loss,
+    eagle3_loss,
+    medusa_loss,
+)
 from forebay.kernels.speculative.heads.medusa import MedusaHeads
 from forebay.kernels.speculative.heads.training import Recipe, Trainer, load_head
 from forebay.kernels.speculative.llama import Llama, LlamaConfig, causal, load_llama
+from forebay.kernels.speculative.reference.eagle import Eagle
+from forebay.kernels.speculative.reference.engine import Engine, Request
+from forebay.kernels.speculative.reference.medusa import Medusa
+
+LOSSES = {"eagle3": eagle3_loss, "eagle": eagle1_loss, "medusa": medusa_loss}
 
 CONFIG = LlamaConfig(
     vocab_size=16,
@@ -138,6 +149,22 @@ def test_draft_ids_lead_to_the_more_frequent_tokens(target: Path, tmp_path: Path
     assert head.t2d.nonzero().flatten().tolist() == [1, 3, 9, 12]
 
 
+def test_a_whole_vocabulary_is_written_without_tables_and_read_with_or_without(
+    target: Path, tmp_path: Path
+):
+    model = load_llama(target, dtype=torch.float32)
+    recipe = Recipe(method="eagle3", draft_vocab=32000, rows=2, length=16)
+    head = Trainer(model, Corpus([Text(TEXT)]), recipe, out=tmp_path).head
+    head.save(tmp_path)
+    tensors = load_tensors(tmp_path)
+    assert not {"d2t", "t2d"} & set(tensors)
+    again = load_head("eagle3", tmp_path, dtype=torch.float32)
+    assert again.to_target(torch.arange(16)).tolist() == list(range(16))
+    tables = {"d2t": head.d2t, "t2d": head.t2d}
+    save_tensors(tmp_path / "model.safetensors", tensors | tables)
+    assert set(load_head("eagle3", tmp_path, dtype=torch.float32).state_dict()) >= set(tables)
+
+
 def test_data_that_cannot_be_read_is_named_with_its_line(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text(
@@ -189,3 +216,55 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path: Path):
     write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 10})
     with pytest.raises(ValueError, match=r"config\.json has no number 'hidden_size'"):
         load_llama(tmp_path, dtype=torch.float32)
+
+
+class Noting:
+    """A method that also notes of each draft: its root's place, how many guesses, how many kept."""
+
+    lossless, name = True, "noting"
+
+    def __init__(self, method):
+        self._method, self.features = method, method.features
+        self.start, self.propose = method.start, method.propose
+        self.notes = []
+
+    def observe(self, row, told):
+        root = len(row.tokens) - len(told.kept) - 2
+        self.notes.append((root, told.draft.guesses(), len(told.kept)))
+        self._method.observe(row, told)
+
+
+def judged_right(head, model, tokens, root, guesses):
+    """How many guesses in a row from a root training counts as right, in a text `[1, length]`."""
+    places = torch.arange(tokens.shape[1])[None]
+    hidden, kept = model(tokens, places, lambda _: causal, features=head.features)
+    logits, right = model.logits(hidden), 0
+    for step in range(guesses):
+        learnt = torch.zeros_like(tokens, dtype=torch.bool)
+        learnt[0, root + 1 + step] = True
+        batch = Batch(tokens, learnt, kept or [hidden], logits)
+        right += int(LOSSES[head.method](head, model, batch, unrolls=guesses)[1][step])
+    return right
+
+
+@pytest.mark.parametrize(("method", "steps"), [("eagle3", 40), ("eagle", 40), ("medusa", 80)])
+def test_what_training_counts_as_right_is_what_an_engine_accepts(
+    method: str, steps: int, target: Path, tmp_path: Path
+):
+    model, corpus = load_llama(target, dtype=torch.float32), Corpus([Text(TEXT)])
+    recipe = Recipe(
+        method=method, steps=steps, rows=8, length=32, lr=4e-3, unrolls=4, draft_vocab=14
+    )
+    Trainer(model, corpus, recipe, out=tmp_path).run(say=lambda _: None)
+    head = load_head(method, tmp_path, dtype=torch.float32).requires_grad_(requires_grad=False)
+    chain = [(0,) * n for n in range(1, 5)]
+    drafter = Medusa(head, paths=chain) if method == "medusa" else Eagle(head, model, depth=4)
+    accepted = []
+    for start in range(0, 190, 19):
+        noting, prompt = Noting(drafter), tuple(TEXT[start : start + 12])
+        answer = Engine(model, noting).run([Request(prompt, 30)])[0]
+        tokens = torch.tensor([[*prompt, *answer]])
+        for root, guesses, kept in noting.notes:
+            assert kept == judged_right(head, model, tokens, root, guesses)
+            accepted.append(kept)
+    assert 0 < sum(accepted) < 4 * len(accepted)

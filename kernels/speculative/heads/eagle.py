@@ -113,13 +113,16 @@ class Eagle3Head(nn.Module):
         """Write the layout that vLLM and SGLang load (their names for it are the same).
 
         The layers stand where vLLM looks first and SGLang does not look: it would add 1 to what it
-        read, and is right by itself, because the layers are both engines' own.
+        read, and is right by itself, because the layers are both engines' own. A vocabulary that is
+        the target's whole one has no tables: vLLM from 0.32 on refuses them there.
         """
         config = self.config
         folder.mkdir(parents=True, exist_ok=True)
         tensors = self.state_dict()
-        kept = {n: v if n in ("d2t", "t2d") else v.bfloat16() for n, v in tensors.items()}
-        save_tensors(folder / "model.safetensors", kept)
+        tables = {name: tensors.pop(name) for name in ("d2t", "t2d")}
+        kept = {name: value.bfloat16() for name, value in tensors.items()}
+        whole = len(self.d2t) == config.vocab_size
+        save_tensors(folder / "model.safetensors", kept if whole else kept | tables)
         told = config.told(
             architectures=["LlamaForCausalLMEagle3"],
             num_hidden_layers=1,
@@ -138,6 +141,8 @@ class Eagle3Head(nn.Module):
         head = cls(LlamaConfig.of(told), told["draft_vocab_size"], layers=8)
         name = "eagle_aux_hidden_state_layer_ids"
         head.features = tuple(told.get(name) or told["eagle_config"][name])
+        if len(head.d2t) == head.config.vocab_size:
+            tensors = {"d2t": head.d2t, "t2d": head.t2d} | tensors
         head.load_state_dict(tensors, strict=True)
         return head.to(device=device, dtype=dtype).eval()
 

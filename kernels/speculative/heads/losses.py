@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Unrolled", "eagle1_loss", "eagle3_loss", "medusa_loss"]
 
 _FADE = 0.8  # weight of each step ahead against the one before
-_NOISE = 0.2  # amplitude of the noise on EAGLE-1's features
+_NOISE = 0.2  # amplitude of the noise on EAGLE-1's features while it learns
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,10 @@ def eagle1_loss(
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     course = _Course(batch, batch.logits.float().softmax(-1))
     embeds, states = target.embed_tokens(tokens), head.first_features(batch.states)
-    amplitude = _NOISE * 512 / tokens.shape[1]
-    feature, attend = states + (torch.rand_like(states) - 0.5) * amplitude, Unrolled()
+    feature, attend = states, Unrolled()
+    if head.training:
+        noise = torch.rand_like(states) - 0.5
+        feature = states + noise * _NOISE * 512 / tokens.shape[1]
     loss = tokens.new_zeros((), dtype=torch.float32)
     for step in range(unrolls):
         feature = head(_shift(embeds, step + 1), feature, places + step, attend)

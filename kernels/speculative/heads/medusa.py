@@ -33,6 +33,7 @@ class MedusaHeads(nn.Module):
     """Logits of several places ahead from one state."""
 
     method = "medusa"
+    features: tuple[int, ...] = ()
 
     def __init__(self, hidden: int, vocab: int, heads: int) -> None:
         super().__init__()

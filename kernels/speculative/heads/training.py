@@ -117,7 +117,7 @@ class Trainer:
         self.held_out = held_out
         self.device = next(target.parameters()).device
         self.head = new_head(target, recipe, corpus).float().to(self.device)
-        self.features = getattr(self.head, "features", ())
+        self.features = self.head.features
         self._rng = torch.Generator().manual_seed(recipe.seed)
         self._optimiser = torch.optim.AdamW(
             self.head.parameters(),
@@ -207,9 +207,11 @@ class Trainer:
         assert self.held_out is not None
         rng = torch.Generator().manual_seed(1)
         sums: list[float] = []
+        self.head.eval()
         for _ in range(batches):
             _, right = self._loss(self.held_out, rng)
             sums = [a + float(b) for a, b in zip(sums or [0.0] * len(right), right, strict=True)]
+        self.head.train()
         return [round(share / batches, 4) for share in sums]
 
     def _loss(
