@@ -4,7 +4,8 @@
 # (scripts; what is passed around is said where it is made)
 """One vLLM engine with one way of speculation, over a file of scenes; run once for each way.
 
-A scene is `{"name", "prompts": [[token ids]], "max_tokens", "temperature", "batch"}`. `batch`
+A scene is `{"name", "prompts": [[token ids]], "max_tokens", "temperature", "batch"}`, of
+spec_scenes.py; "plain": true says that it is for an engine without speculation alone. `batch`
 prompts are kept in flight: where one ends the next begins. Tokens are counted up to when the last
 prompt has begun, since fewer are in flight from then on (over all where every prompt fits in).
 Engines load side by side, and measure one at a time, holding `--lock`. Written as JSON: per scene
@@ -95,7 +96,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lock", type=Path, required=True)
     parser.add_argument("--llm", default="{}", help="JSON of more arguments for LLM")
-    parser.add_argument("--only", default="", help="comma-separated names of scenes")
+    parser.add_argument("--only", default="", help="names of scenes, parted by ;")
     parser.add_argument("--ready", type=Path, help="made when loaded; measure when --go exists")
     parser.add_argument("--go", type=Path)
     arguments = parser.parse_args()
@@ -114,8 +115,8 @@ def main():
     scenes = json.loads(arguments.scenes.read_text())
     if "speculative_config" in arguments.llm:
         # How close a choice was is asked of the plain engine alone.
-        scenes = [{**scene, "logprobs": None} for scene in scenes]
-    wanted = set(filter(None, arguments.only.split(",")))
+        scenes = [scene for scene in scenes if not scene.get("plain")]
+    wanted = set(filter(None, arguments.only.split(";")))
     with arguments.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_scene(llm, {**scenes[0], "prompts": scenes[0]["prompts"][:2], "max_tokens": 32})

@@ -13,6 +13,8 @@ installed beside vLLM. `serve` runs `vllm bench serve` over engines that are up 
 several times, so that a difference can be told from the spread.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import contextlib
@@ -25,7 +27,10 @@ import random
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PROMPTS = 64
 NEW_TOKENS = 64
@@ -103,6 +108,22 @@ def train(options: argparse.Namespace) -> None:
     (options.model / "prompts.json").write_text(json.dumps(prompts_from(held_out)))
 
 
+@contextlib.contextmanager
+def kernels_run(out: Path | None) -> Iterator[None]:
+    """Write how often each attention kernel ran on the GPU meanwhile, graphs' launches too."""
+    if out is None:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - only where it is needed
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        yield
+    words = ("prefill", "decode", "attn", "attention", "flash", "merge", "write")
+    kept = {each.key[:120]: each.count for each in found.key_averages()}
+    kept = {name: n for name, n in kept.items() if any(word in name.lower() for word in words)}
+    out.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def generate(options: argparse.Namespace) -> None:
     """Save greedy tokens and the top log probabilities at each."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -119,7 +140,10 @@ def generate(options: argparse.Namespace) -> None:
         temperature=0.0, max_tokens=NEW_TOKENS, logprobs=8, ignore_eos=True, detokenize=False
     )
     rows: list[dict[str, Any]] = []
-    for answer in llm.generate([{"prompt_token_ids": p} for p in prompts], greedy):
+    asked = [{"prompt_token_ids": p} for p in prompts]
+    with kernels_run(options.kernels):
+        answers = llm.generate(asked, greedy)
+    for answer in answers:
         output = answer.outputs[0]
         tops = [{token: seen.logprob for token, seen in at.items()} for at in output.logprobs]
         rows.append({"tokens": list(output.token_ids), "top": tops})
@@ -196,6 +220,7 @@ def main() -> None:
     one.add_argument("--dtype", default="bfloat16")
     one.add_argument("--at-a-time", type=int, default=8)
     one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--kernels", type=Path, help="write which attention kernels ran, by profiler")
     one.set_defaults(run=generate)
     one = commands.add_parser("compare", help="two files of generate")
     one.add_argument("first", type=Path)

@@ -9,6 +9,7 @@ already, a corpus is not. DIR as spec_target.py leaves it; writes DIR/answers.to
 their answers, of which every fourth round is drawn at temperature 0.7 and the rest is greedy.
 
     python benchmarks/spec_answers.py DIR --seconds 30
+    python benchmarks/spec_answers.py DIR --of held_out.tokens --out held_answers.tokens --seconds 1
 """
 
 import argparse
@@ -69,6 +70,8 @@ def main():
     """Write rounds of answers until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--of", default="train.tokens", help="text to take passages from")
+    parser.add_argument("--out", default="answers.tokens")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--length", type=int, default=256)
@@ -77,11 +80,11 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     target = load_llama(arguments.folder / "target", dtype=kind, device=device)
-    raw = array("I", (arguments.folder / "train.tokens").read_bytes())
+    raw = array("I", (arguments.folder / arguments.of).read_bytes())
     text = torch.frombuffer(raw, dtype=torch.int32).clone()
     text[text == -1] = 0
     rng, started, round_, kept = torch.Generator().manual_seed(3), time.perf_counter(), 0, 0
-    with (arguments.folder / "answers.tokens").open("wb") as out:
+    with (arguments.folder / arguments.out).open("wb") as out:
         while not round_ or time.perf_counter() - started < arguments.seconds:
             size = (arguments.rows, 1)
             starts = torch.randint(len(text) - arguments.length, size, generator=rng)
