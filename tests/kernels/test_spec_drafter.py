@@ -1,26 +1,21 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204, E402
+# ruff: noqa: ANN001, ANN202, E402
 # (skip before importing what needs torch, whose types are unknown where this is checked)
-"""The drafter core: automaton, contexts, store, drafter, and vLLM's rows."""
+"""The drafter core: automaton, contexts, store and drafter."""
 
-import itertools
 import random
 import threading
 from array import array
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="kernels need torch")
 
-from forebay.kernels.plugins import vllm_drafter
 from forebay.kernels.speculative.automaton import SuffixAutomaton
-from forebay.kernels.speculative.collect import Collector
 from forebay.kernels.speculative.contexts import DEPTH, SEPARATOR, Contexts, pack
-from forebay.kernels.speculative.corpus import read_texts
 from forebay.kernels.speculative.draft_length import DraftLength
 from forebay.kernels.speculative.drafter import Drafter, History
 from forebay.kernels.speculative.store import StoreReader, answers_of, open_store, write_store
@@ -172,6 +167,37 @@ def test_a_draft_respects_room_and_the_rows_that_a_batch_may_take():
     ] == [8, 3, 4, 0, 0]
 
 
+def followed(text, ending):
+    """Tokens that stand behind an ending somewhere in a text."""
+    n = len(ending)
+    return {text[at + n] for at in range(len(text) - n) if text[at : at + n] == ending}
+
+
+def test_random_histories_are_drafted_for_as_a_search_over_everything_would():
+    rng = random.Random(11)
+    for _ in range(150):
+        kinds, least = rng.choice([2, 3, 8]), rng.randint(1, 3)
+        prompt, past = ([rng.randrange(kinds) for _ in range(rng.randint(1, 25))] for _ in range(2))
+        kept = Contexts.of(array("I", past))
+        drafter = Drafter(most=4, row_budget=8, worth=0.0, min_match=least, store=lambda k=kept: k)
+        history, answer = History(array("I", prompt)), []
+        for _ in range(12):
+            new = [rng.randrange(kinds) for _ in range(rng.randint(1, 3))]
+            drafter.settle(history, new)
+            history.extend(new)
+            answer += new
+            rows, room = rng.randint(1, 9), rng.randint(0, 5)
+            draft, whole = drafter.propose(history, rows=rows, room=room), prompt + answer
+            assert len(draft) <= min(4, 8 // rows, room)
+            found = [(longest_before(answer), answer)]
+            found += [(longest_in(text, whole), text) for text in (prompt, past)]
+            match, text = max(found, key=lambda each: each[0])
+            if not draft:
+                assert match < least or not min(8 // rows, room)
+                continue
+            assert draft[0] in followed(text, whole[len(whole) - match :])
+
+
 def test_drafts_shorten_where_they_fail_and_one_is_tried_now_and_then():
     length = DraftLength(1)
     before = length.cut(0, 3, [1.0] * 8)
@@ -269,13 +295,17 @@ def test_threads_may_draft_for_different_histories_at_once():
 
     def work(seed):
         try:
-            own = random.Random(seed)
-            history = History(array("I", text[:100]))
+            own, alone = random.Random(seed), Drafter(most=6, worth=0.0, store=lambda: kept)
+            history, twin = (History(array("I", text[:100])) for _ in range(2))
             for _ in range(300):
                 draft = drafter.propose(history)
+                # How far a guess is followed is learnt from all threads; what it is, is not.
+                both = zip(draft, alone.propose(twin), strict=False)
+                assert all(mine == other for mine, other in both)
                 new = [*draft[:2], own.randrange(50)]
                 drafter.settle(history, new)
                 history.extend(new)
+                twin.extend(new)
         except BaseException as error:  # noqa: BLE001 - told below, whatever it is
             failures.append(error)
 
@@ -286,138 +316,3 @@ def test_threads_may_draft_for_different_histories_at_once():
         thread.join()
     assert failures == []
     assert sum(drafter.counts.drafts) > 0
-
-
-class Ids(list):
-    """A row of token ids as vLLM has them: slices give bytes."""
-
-    def __getitem__(self, at):
-        return array("I", super().__getitem__(at))
-
-
-def vllm_config(**additional):
-    return SimpleNamespace(
-        additional_config=additional or None,
-        model_config=SimpleNamespace(max_model_len=64),
-        speculative_config=SimpleNamespace(num_speculative_tokens=4),
-    )
-
-
-def test_vllm_rows_are_followed_when_they_move_and_let_go_when_they_end():
-    drafter = vllm_drafter.ForebayDrafter(vllm_config())
-    a, b = [1, 2, 3, 4, 5, 1, 2], [1, 2, 3, 9, 8, 1, 2]
-
-    def step(*rows):
-        full = [Ids(tokens + [0] * (64 - len(tokens))) for tokens, _ in rows]
-        return drafter.propose([new for _, new in rows], [len(t) for t, _ in rows], full)
-
-    assert step((a, [2]), (b, [2])) == [[3, 4, 5, 1], [3, 9, 8, 1]]
-    a, b = [*a, 3, 4], [*b, 3]
-    assert step((b, [3]), (a, [3, 4])) == [[9, 8, 1], [5, 1]]
-    kept = drafter._rows._of_row
-    b = [*b, 9]
-    assert step((b, [9])) == [[8, 1]]
-    assert drafter._rows._of_row == [kept[0]]
-
-
-def test_vllm_rows_without_new_tokens_draft_nothing_and_are_not_forgotten():
-    drafter = vllm_drafter.ForebayDrafter(vllm_config())
-    row = [1, 2, 3, 4, 1, 2]
-    full = [Ids(row + [0] * 58)]
-    drafter.propose([[2]], [6], full)
-    first = drafter._rows._of_row[0]
-    assert drafter.propose([[]], [6], full) == [[]]
-    row.append(3)
-    assert drafter.propose([[3]], [7], [Ids(row + [0] * 57)]) == [[4, 1]]
-    assert drafter._rows._of_row[0] is first
-
-
-def test_vllm_is_never_given_more_drafts_than_its_context_holds():
-    drafter = vllm_drafter.ForebayDrafter(vllm_config())
-    row = ([1, 2, 3, 4] * 16)[:62]
-    assert len(drafter.propose([[row[-1]]], [62], [Ids([*row, 0, 0])])[0]) == 1
-
-
-def test_the_drafters_settings_come_from_vllms_own_and_unknown_ones_are_named():
-    assert vllm_drafter.settings_of(vllm_config(forebay={"min_match": 3})) == {"min_match": 3}
-    with pytest.raises(ValueError, match="no setting 'wurth'"):
-        vllm_drafter.settings_of(vllm_config(forebay={"wurth": 1}))
-
-
-def test_settings_that_mean_nothing_are_refused():
-    for given, why in (
-        ({"collect_share": 0}, "collect_share must be over 0 and up to 1, not 0"),
-        ({"collect_share": 1.5}, "collect_share must be over 0 and up to 1, not 1.5"),
-        ({"collect_mb": -1}, "collect_mb must be over 0, not -1"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            vllm_drafter.settings_of(SimpleNamespace(additional_config={"forebay": given}))
-
-
-def collected(path, histories, **settings):
-    collector = Collector(path, run=lambda write: write(), clock=lambda: 86_400.0 * 9, **settings)
-    for prompt, answer in histories:
-        history = History(array("I", prompt))
-        history.extend(answer)
-        collector.add(history)
-    return [(list(each.tokens), each.answer_from, each.day) for each in read_texts([path])]
-
-
-def test_answers_are_kept_as_what_training_reads_and_for_their_owner_alone(tmp_path: Path):
-    path = tmp_path / "kept.jsonl"
-    histories = [([1, 2, 3], range(20)), ([4], range(5)), ([5], range(30))]
-    kept = collected(path, histories, share=1.0)
-    assert kept == [([1, 2, 3, *range(20)], 3, 9), ([5, *range(30)], 1, 9)]
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_share_is_kept_and_no_more_than_there_is_room_for(tmp_path: Path):
-    many = [([1], range(20))] * 1000
-    some = collected(tmp_path / "a.jsonl", many, share=0.1, rng=random.Random(0))
-    assert 70 < len(some) < 130
-    full = collected(tmp_path / "b.jsonl", many, share=1.0, most_bytes=1000)
-    assert 0 < (tmp_path / "b.jsonl").stat().st_size <= 1000
-    assert 0 < len(full) < 20
-
-
-def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path, caplog):
-    collector = Collector(tmp_path / "no" / "x", run=lambda write: write(), share=1.0)
-    history = History(array("I", [1]))
-    history.extend(range(20))
-    for _ in range(3):
-        collector.add(history)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"answers are not kept: {tmp_path}/no/x: No such file or directory"
-    ]
-
-
-def test_rows_tell_of_the_histories_that_end():
-    ended = []
-    rows = vllm_drafter.Rows(ended.append)
-    ids = array("I", [1, 2, 3, 4])
-    rows.take([(ids, 3, [3]), (ids, 4, [4])])
-    assert ended == []
-    rows.take([])
-    assert [list(history.tokens) for history in ended] == [[1, 2], [1, 2, 3]]
-
-
-def test_random_batches_of_vllm_rows_match_histories_kept_by_name():
-    rng = random.Random(5)
-    rows, names = vllm_drafter.Rows(), itertools.count()
-    live: dict[int, list[int]] = {}
-    for _ in range(200):
-        while len(live) < 5:
-            live[next(names)] = [rng.randrange(3) for _ in range(rng.randint(2, 40))]
-        order = list(live)
-        rng.shuffle(order)
-        batch = []
-        for name in order:
-            new = [rng.randrange(3) for _ in range(rng.randint(1, 3))]
-            live[name] += new
-            batch.append((Ids(live[name]), len(live[name]), new))
-        for name, history, (_, _, new) in zip(order, rows.take(batch), batch, strict=True):
-            assert history is not None
-            assert [*history.tokens, *new] == live[name]
-            history.extend(new)
-        if rng.random() < 0.3:
-            live.pop(rng.choice(order))
