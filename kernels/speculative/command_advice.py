@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import whole
 from .corpus import read_texts
-from .doctor import advise, examine
+from .doctor import advise, decide, examine
 from .profiles import ENGINES, METHODS, flags, why_not
 from .store import open_store
 
@@ -55,11 +55,19 @@ def _doctor(arguments: Namespace) -> dict[str, Any]:
     store = open_store(arguments.store)[1] if arguments.store else None
     found = examine(texts, store=store)
     said = advise(found, has_head=bool(arguments.head))
-    told: dict[str, Any] = {**_rounded(asdict(found)), "advice": said}
+    rows = [_rounded(asdict(row)) for row in decide(found, has_head=bool(arguments.head))]
+    if arguments.engine:
+        rows = [{**row, **_missing(arguments.engine, row["way"])} for row in rows]
+    told: dict[str, Any] = {**_rounded(asdict(found)), "ways": rows, "advice": said}
     if arguments.engine:
         method = said[0].split(":")[0].split(" ")[0]
         told["flags"] = _flags(arguments, arguments.engine, method)
     return told
+
+
+def _missing(engine: str, way: str) -> dict[str, Any]:
+    """Return what changes in a way's line where the engine has none of it."""
+    return {} if flags(engine, way) else {"use": False, "why": why_not(engine, way)}
 
 
 def _rounded(told: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .corpus import Text
 
-__all__ = ["Findings", "advise", "examine", "replay"]
+__all__ = ["Findings", "Verdict", "advise", "decide", "examine", "replay"]
 
 _SHORT = 50
 _PAYS = 1.5  # tokens a step from which drafts surely outweigh their rows
@@ -42,6 +42,16 @@ class Findings:
     store: float | None
     from_store: str
     """Which store: `given`, or `own`: the older half of the answers, tried on the newer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line of the decision table: a way, tokens a step that were seen, and what speaks."""
+
+    way: str
+    seen: float | None
+    use: bool
+    why: str
 
 
 def examine(texts: Sequence[Text], *, store: Contexts | None, most: int = 8) -> Findings:
@@ -132,3 +142,27 @@ def advise(found: Findings, *, has_head: bool = False) -> list[str]:
             f" {found.answer_tokens} tokens are too few to train a head on"
         )
     return said
+
+
+def decide(found: Findings, *, has_head: bool = False) -> list[Verdict]:
+    """Judge every way, in the order of what it costs to have, by the numbers that were seen.
+
+    Lookahead's and a head's cannot be seen in answers: they are judged by what else there is.
+    """
+    long = found.median_answer >= _SHORT
+    trains = has_head or found.answer_tokens >= _TRAINS
+    head = "you have a head" if has_head else f"{found.answer_tokens} tokens of answers"
+    much = "are enough to train one" if trains else f"are under {_TRAINS} to train one"
+    told = head if has_head else f"{head} {much}"
+    gains = found.store is not None and found.store >= max(_PAYS, found.lookup * 1.1)
+    rows = [
+        Verdict(
+            "lookahead", None, not trains and found.lookup < _PAYS, "small batches; needs nothing"
+        ),
+        Verdict("suffix", found.lookup, found.lookup >= _PAYS, f"pays from {_PAYS}; needs nothing"),
+        Verdict("rest", found.store, gains, f"pays from {_PAYS} and a tenth over suffix"),
+        Verdict("medusa", None, trains and not has_head, f"where the engine has no EAGLE; {told}"),
+        Verdict("eagle3", None, trains, told),
+    ]
+    short = f"half of the answers have under {_SHORT} tokens"
+    return rows if long else [Verdict(row.way, row.seen, False, short) for row in rows]

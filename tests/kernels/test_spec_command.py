@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="kernels need torch")
 from forebay.kernels.plugins.trtllm_drafter import Drafts
 from forebay.kernels.speculative.command import main
 from forebay.kernels.speculative.corpus import Text, day_of
-from forebay.kernels.speculative.doctor import advise, examine
+from forebay.kernels.speculative.doctor import advise, decide, examine
 from forebay.kernels.speculative.profiles import ENGINES, METHODS, flags
 
 TODAY = int(time.time() // 86_400)
@@ -138,6 +138,19 @@ def test_the_doctor_goes_by_what_drafts_come_to():
     assert advise(examine(fresh, store=None))[0].startswith("lookahead or none: ")
     loops = [Text(array("I", [1, 2, 3, 4, 5] * 40), 20)] * 4
     assert advise(examine(loops, store=None))[-1].startswith("suffix: ")
+
+
+def test_the_doctors_table_has_every_way_in_the_order_of_its_cost(tmp_path, capsys):
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(json.dumps(each) + "\n" for each in texts_of(40)))
+    told = run(capsys, "doctor", "--data", data, "--engine", "vllm-0.33", "--head", "h")
+    table = {row["way"]: row for row in told["ways"]}
+    assert list(table) == ["lookahead", "suffix", "rest", "medusa", "eagle3"]
+    assert [way for way, row in table.items() if row["use"]] == ["rest", "eagle3"]
+    assert (table["rest"]["seen"], table["suffix"]["seen"]) == (told["store"], told["lookup"])
+    assert table["medusa"]["why"] == "Medusa was taken out after 0.26"
+    short = [Text(array("I", t["tokens"][:40]), 20, t["day"]) for t in texts_of(40)]
+    assert not any(row.use for row in decide(examine(short, store=None), has_head=True))
 
 
 def test_each_engine_and_method_has_flags_or_a_plain_no(capsys):
