@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from forebay.scheduler.speculation import Acceptance, AcceptanceSettings
+from forebay.scheduler.speculation import Acceptance, AcceptanceSettings, WeeksAverage
 
 from .telemetry.snapshot import SpeculationStatus
 
@@ -47,6 +47,7 @@ class PoolSpeculation:
         )
         self._of: dict[str, Acceptance] = {}
         self._tpot: dict[tuple[str, bool], float] = {}
+        self._usual: dict[str, WeeksAverage] = {}
         self.sent = {True: 0, False: 0}
         """Requests that ended, by whether a speculative endpoint had them."""
 
@@ -97,15 +98,27 @@ class PoolSpeculation:
             return
         tpot = (last - first) / (tokens - 1)
         self._tpot[key] = self._tpot.get(key, tpot) * _FADE + tpot * (1 - _FADE)
+        speed_up = self._speed_up(key[0])
+        if speed_up is not None:
+            self._usual.setdefault(key[0], WeeksAverage()).follow(speed_up, last)
 
     def speed_ups(self) -> dict[str, float]:
         """Return plain time per token over speculative, by kind, where both are known."""
-        found: dict[str, float] = {}
-        for (kind, speculative), tpot in self._tpot.items():
-            plain = self._tpot.get((kind, False))
-            if speculative and plain and tpot > 0:
-                found[kind] = plain / tpot
-        return found
+        found = {kind: self._speed_up(kind) for kind, speculative in self._tpot if speculative}
+        return {kind: speed_up for kind, speed_up in found.items() if speed_up is not None}
+
+    def drifts(self) -> dict[str, float]:
+        """Return how far each kind's speed-up lies above its average of about a week."""
+        now = self.speed_ups()
+        return {
+            kind: now[kind] - usual.value
+            for kind, usual in self._usual.items()
+            if usual.value is not None and kind in now
+        }
+
+    def _speed_up(self, kind: str) -> float | None:
+        plain, drafted = (self._tpot.get((kind, speculative)) for speculative in (False, True))
+        return plain / drafted if plain and drafted else None
 
     def status(self, endpoint: Endpoint) -> SpeculationStatus | None:
         """Show one endpoint's; None where it does not speculate."""

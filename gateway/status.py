@@ -36,6 +36,7 @@ def _pool(pool: Pool, now: float) -> PoolStatus:
         prefix=None if prefix is None else prefix_status(prefix, pool.endpoints, now),
         length=None if reading is None else reading.status(),
         speed_ups={} if drafts is None else drafts.speed_ups(),
+        speed_up_drifts={} if drafts is None else drafts.drifts(),
         speculated={} if drafts is None else dict(drafts.sent),
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import exp
 
-__all__ = ["Acceptance", "AcceptanceSettings", "Reading", "Stand"]
+__all__ = ["Acceptance", "AcceptanceSettings", "Reading", "Stand", "WeeksAverage"]
 
 _WEEK_S = 7 * 86_400.0
 _LONGEST_REST = 16
@@ -57,6 +57,22 @@ class Stand(StrEnum):
     TRIAL = "trial"
 
 
+class WeeksAverage:
+    """A value followed slowly, over about a week."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._when = 0.0
+
+    def follow(self, value: float, now: float) -> None:
+        """Take in what the value is now."""
+        if self.value is None:
+            self.value = value
+        else:
+            self.value += (value - self.value) * (1 - exp((self._when - now) / _WEEK_S))
+        self._when = now
+
+
 class Acceptance:
     """One endpoint's. `rate` and `length` are None until enough was drafted within the window."""
 
@@ -66,12 +82,10 @@ class Acceptance:
         self.rate: float | None = None
         self.length: float | None = None
         """Accepted tokens a draft."""
-        self.usual: float | None = None
-        """The rate's slow average."""
+        self.usual = WeeksAverage()
         self._readings: deque[tuple[float, Reading]] = deque()
         self._rest_until = 0.0
         self._rests = 1
-        self._followed: float | None = None
 
     @property
     def pays(self) -> bool:
@@ -81,7 +95,8 @@ class Acceptance:
     @property
     def drift(self) -> float | None:
         """How far the rate lies above its slow average; below it where negative."""
-        return None if self.rate is None or self.usual is None else self.rate - self.usual
+        usual = self.usual.value
+        return None if self.rate is None or usual is None else self.rate - usual
 
     def read(self, reading: Reading, now: float) -> bool:
         """Take in a reading; True when what is thought of it has changed."""
@@ -91,7 +106,7 @@ class Acceptance:
             if now >= self._rest_until:
                 self._begin(Stand.TRIAL, reading, now)
         elif self.rate is not None:
-            self._follow(now)
+            self.usual.follow(self.rate, now)
             self._judge(reading, now)
         return self.stand is not before
 
@@ -112,14 +127,6 @@ class Acceptance:
             return
         accepted = reading.accepted - first.accepted
         self.rate, self.length = accepted / drafted, accepted / drafts
-
-    def _follow(self, now: float) -> None:
-        assert self.rate is not None
-        if self.usual is None or self._followed is None:
-            self.usual = self.rate
-        else:
-            self.usual += (self.rate - self.usual) * (1 - exp((self._followed - now) / _WEEK_S))
-        self._followed = now
 
     def _judge(self, reading: Reading, now: float) -> None:
         assert self.rate is not None

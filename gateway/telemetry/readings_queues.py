@@ -20,6 +20,13 @@ POOLS: Scope[PoolStatus] = Scope(
             lambda p: named(p.speed_ups.items()),
             by=("kind",),
         ),
+        gauge(
+            "forebay_spec_speedup_drift",
+            "that ratio less its average of about a week, by kind of request; negative where "
+            "drafts came to less",
+            lambda p: named(p.speed_up_drifts.items()),
+            by=("kind",),
+        ),
         counter(
             "forebay_spec_requests_total",
             "requests that ended in a pool with endpoints that speculate, by whether theirs did",

@@ -208,6 +208,8 @@ class PoolStatus:
 
     speed_ups: Mapping[str, float] = field(default_factory=dict[str, float])
     """Plain time per token over speculative, by kind of request."""
+    speed_up_drifts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same less its average of about a week."""
     speculated: Mapping[bool, int] = field(default_factory=dict[bool, int])
     """Requests that ended, by whether a speculative endpoint had them."""
 

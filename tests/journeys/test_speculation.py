@@ -87,5 +87,8 @@ def test_the_time_a_token_takes_is_compared_by_kind_of_request(go: Go, kit: Kit)
                 await gateway.ask(kit.post(body))
             await gateway.quiet()
             assert set(speculation.speed_ups()) == {"completions t=0"}
+            assert set(speculation.drifts()) == {"completions t=0"}
+            metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
+            assert 'forebay_spec_speedup_drift{kind="completions t=0",pool="p"}' in metrics
 
     go(run())
