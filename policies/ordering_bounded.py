@@ -5,7 +5,7 @@ done. So the moment at which a request would have started first come, first serv
 another order rules: when as much work has left the queue as had come before it. `Pace` keeps that
 account, and with it the longest such wait of late. It also looks ahead: who comes now would wait
 for all that waits, at the pace of late, and in a rush that is known before anybody has waited so
-long. A request that has waited longer than the longer of both is *late*. The oldest late request
+long. A request that has waited nearly as long as the longer of both is *late*. The oldest late one
 goes next while late ones got less than `share` of the work; the rest goes shortest first. So the
 bulk of the long requests pays little for what the short ones gain, and nobody's wait grows without
 end.
@@ -50,10 +50,12 @@ _REMEMBER = 2000
 _SPENT_FADES = 0.999
 _WAIT_FADES = 1 - 1 / 20_000
 """Slowly: what the last rush hour took is what the next one may take."""
+_SOON = 0.97
+"""Of such a wait: whoever has become late is not served at once."""
 _MAY_BE_LATE = 0.01
 """Share of all requests, those that never waited too: the p99 of the waits stays what it was."""
 _LATE = 1.1
-"""Longest waits of first come, first served after which one that is not excused counts as late."""
+"""How many bounds one that is not excused may wait before it counts as one of the hundredth."""
 _MOST_EXCUSED = 0.5
 """Share of the sizes: whoever is shorter than half of all is never excused."""
 
@@ -121,7 +123,7 @@ class Pace:
 
     def came(self, size: float, bin_: int, now: float) -> None:
         """Take in a request that waits from now on, the first time or again."""
-        if not self._turns:
+        if not self._waiting:
             self._since = now
         self._turns.append((self._came, now))
         self._came += size
@@ -165,14 +167,18 @@ class Pace:
             wait = now - turns.popleft()[1]
             self._longest = max(wait, self._longest * _WAIT_FADES)
 
-    def longest(self, now: float) -> float:
-        """Return the longest wait of late and of those who wait now, first come, first served."""
+    def bound(self, now: float) -> float:
+        """Return how long one may wait, as long as first come, first served has had them wait.
+
+        That is a little less than the longest wait of late, or than one who comes now would have;
+        but who first come, first served would not yet have started is not late.
+        """
+        longest = self._longest
         if not self._turns:
-            return self._longest
-        longest = max(self._longest, now - self._turns[0][1])
+            return _SOON * longest
         if self._done:
             longest = max(longest, (self._came - self._left) * self._took / self._done)
-        return longest
+        return max(_SOON * longest, now - self._turns[0][1])
 
     def is_large(self, bin_: int, share: float) -> bool:
         """Tell whether sizes of a bin are in the top share of those seen of late."""
@@ -208,7 +214,7 @@ class Bounded:
     large: float = 0.015
     """Share of the requests that are thought large."""
     patience: float = 4.0
-    """How many longest waits of first come, first served a large one may wait."""
+    """How many bounds a large one may wait."""
     reread_s: float = 0.05
     reread_dispatches: int = 8
     uncached: Callable[[Request], int] | None = None
@@ -259,8 +265,8 @@ class Bounded:
         self._now = now
         if self.uncached is not None and self._is_time(now):
             self._reread(now)
-        longest = self.pace.longest(now)
-        waiter = self._oldest_late(now, longest, fits)
+        bound = self.pace.bound(now)
+        waiter = self._oldest_late(now, bound, fits)
         helped = waiter is not None
         if waiter is None:
             waiter = self._by_size.first(fits)
@@ -268,7 +274,7 @@ class Bounded:
                 return None
         self._forget(waiter)
         self.pace.gone(waiter.came, now)
-        if not waiter.excused and now - waiter.arrived > _LATE * longest:
+        if not waiter.excused and now - waiter.arrived > _LATE * bound:
             self.pace.was_late()
         size = waiter.came
         self._work = self._work * _SPENT_FADES + size
@@ -289,11 +295,11 @@ class Bounded:
         """See `Charged`."""
 
     def _oldest_late(
-        self, now: float, longest: float, fits: Callable[[Request], bool]
+        self, now: float, bound: float, fits: Callable[[Request], bool]
     ) -> Waiter | None:
         if self._helped > self.share * self._work:
             return None
-        ages, before = self._by_age, now - longest
+        ages, before = self._by_age, now - bound
         waiter = ages.oldest(before, fits)
         while waiter is not None and self.pace.excuse(_bin(waiter.came)):
             waiter.excused = True
@@ -301,7 +307,7 @@ class Bounded:
             self._large.add(waiter)
             waiter = ages.oldest(before, fits)
         if waiter is None:
-            waiter = self._large.oldest(now - self.patience * longest, fits)
+            waiter = self._large.oldest(now - self.patience * bound, fits)
         return waiter
 
     def _forget(self, waiter: Waiter) -> None:

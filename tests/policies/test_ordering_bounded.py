@@ -9,6 +9,9 @@ import pytest
 from forebay.policies.contracts import Request, Route
 from forebay.policies.ordering_bounded import Bounded, Pace
 
+SOON = 0.97
+"""Of the longest wait: when who waits is late."""
+
 
 def ask(number: int, tokens: int, *, arrived: float = 0.0, model: str = "m") -> Request:
     return Request(
@@ -47,13 +50,25 @@ def test_pace_knows_when_first_come_first_served_would_have_had_each() -> None:
         pace.came(size, 0, float(number))
 
     pace.gone(10.0, 5.0)  # whichever left: the first would have
-    after_one = pace.longest(5.0)
+    after_one = pace.bound(5.0)
     pace.gone(10.0, 9.0)
     pace.gone(10.0, 9.0)
 
     # One left at 5, which took 5: who comes now would wait for two of those.
-    assert after_one == 10.0
-    assert pace.longest(100.0) == pytest.approx(8.0, rel=1e-3)
+    assert after_one == pytest.approx(SOON * 10.0)
+    assert pace.bound(100.0) == pytest.approx(SOON * 8.0, rel=1e-3)
+
+
+def test_the_pace_counts_all_the_time_in_which_anybody_waits() -> None:
+    pace = Pace()
+    pace.came(5.0, 0, 0.0)
+    pace.came(10.0, 0, 0.0)
+    pace.gone(10.0, 1.0)  # first come, first served both had begun, and the first waits still
+    pace.came(5.0, 0, 10.0)
+    pace.gone(5.0, 11.0)
+
+    # 15 of work in 11 seconds, and 5 that waits; late is who has waited nearly as long.
+    assert pace.bound(11.0) == pytest.approx(SOON * 5 * 11 / 15, rel=1e-3)
 
 
 def test_a_late_request_goes_before_shorter_ones_and_not_always() -> None:
@@ -134,7 +149,7 @@ def test_one_that_left_is_forgotten_and_leaves_the_account_even() -> None:
 
     assert [ordering.discard(long), ordering.discard(long), len(ordering)] == [True, False, 1]
     assert drain(ordering, 3.0) == [1]
-    assert ordering.pace.longest(99.0) == 3.0
+    assert ordering.pace.bound(99.0) == pytest.approx(SOON * 3.0)
 
 
 def test_what_does_not_fit_holds_up_nobody() -> None:
@@ -156,7 +171,7 @@ def test_a_request_that_comes_back_after_minutes_puts_off_nobodys_turn() -> None
     ordering.add(ask(1, 10, arrived=900.0), 900.0)
 
     assert drain(ordering, 901.0) == [0, 1]
-    assert pace.longest(901.0) == 1.0
+    assert pace.bound(901.0) == pytest.approx(SOON)
 
 
 @pytest.mark.parametrize(("placed", "taken"), [(0, [1, 2, 0, 3]), (150, [1, 2, 3, 4])])
@@ -200,6 +215,6 @@ def test_one_that_is_predicted_anew_counts_once() -> None:
         for number in range(50):
             ordering.next(200.0 + number, lambda _: True)
         large = [ordering.pace.is_large(bin_, 0.02) for bin_ in range(150)]
-        told.append((ordering.pace.longest(300.0), large))
+        told.append((ordering.pace.bound(300.0), large))
 
     assert told[0] == told[1]
