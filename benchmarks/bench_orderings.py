@@ -4,10 +4,12 @@
 
 For each ordering a gateway of its own is started in front of the engines, with `--in-flight`
 requests at each. First their capacity is measured, first come first served, with as many callers
-as fill them three times; then requests come at random at `--load` times that, the same ones at the
-same moments for each ordering. Times count from the moment a request was meant to be sent.
-`max_tokens` is the true length (`ignore_eos`), so that the gateway, which predicts by the running
-mean and never more than `max_tokens`, tells short from long.
+as fill them three times; then requests come at random at `--load` times that on average, in spells
+of `--spell` seconds with more and with fewer of them, the same ones at the same moments for each
+ordering: so there is a queue to order however quick the engines are at the time. The ordering that
+goes first changes each round, since machines get busier and engines warmer. Times count from the
+moment a request was meant to be sent. `max_tokens` is the true length (`ignore_eos`), so that the
+gateway, which predicts by the running mean and never more than `max_tokens`, tells short from long.
 """
 
 from __future__ import annotations
@@ -129,15 +131,24 @@ async def capacity(bodies: Sequence[tuple[bytes, int]], callers: int, seconds: f
     return len(warm) / (0.8 * seconds)
 
 
+def arrivals(count: int, rate: float, given: argparse.Namespace, seed: int) -> list[float]:
+    """Draw moments in seconds: spells of more, then of fewer than `rate` by the share `--swing`."""
+    rng, clock, made = random.Random(seed), 0.0, list[float]()
+    while len(made) < count:
+        many = int(clock / given.spell) % 2 == 0
+        clock += rng.expovariate(rate * (1 + given.swing if many else 1 - given.swing))
+        made.append(clock)
+    return made
+
+
 async def offered(
-    bodies: Sequence[tuple[bytes, int]], rate: float, seed: int
+    bodies: Sequence[tuple[bytes, int]], moments: Sequence[float]
 ) -> list[tuple[float, float] | None]:
-    """Send requests at random moments; return what became of each."""
-    rng, due, tasks = random.Random(seed), time.monotonic(), list[asyncio.Task[Any]]()
-    for body, _ in bodies:
-        due += rng.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        tasks.append(asyncio.create_task(ask(body, due)))
+    """Send requests at these moments; return what became of each."""
+    start, tasks = time.monotonic(), list[asyncio.Task[Any]]()
+    for (body, _), moment in zip(bodies, moments, strict=True):
+        await asyncio.sleep(max(0.0, start + moment - time.monotonic()))
+        tasks.append(asyncio.create_task(ask(body, start + moment)))
     return await asyncio.gather(*tasks)
 
 
@@ -178,6 +189,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds to measure capacity")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--spell", type=float, default=8.0, help="seconds")
+    parser.add_argument("--swing", type=float, default=0.5, help="0 for none")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -189,12 +202,13 @@ def main() -> None:
         print(json.dumps({"capacity_rps": round(most, 2), "load": given.load}), flush=True)
         for seed in range(given.rounds):
             bodies = work(int(rate * given.seconds), given.model, 100 + seed)
-            for order in given.orders.split(","):
+            moments = arrivals(len(bodies), rate, given, seed)
+            orders = given.orders.split(",")
+            for order in orders if seed % 2 == 0 else reversed(orders):
                 with gateway(order, given, folder):
-                    answers = asyncio.run(offered(bodies, rate, seed))
-                print(
-                    json.dumps({"order": order, "seed": seed, **told(bodies, answers)}), flush=True
-                )
+                    answers = asyncio.run(offered(bodies, moments))
+                row = {"order": order, "seed": seed, **told(bodies, answers)}
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
