@@ -12,6 +12,7 @@ import torch
 
 from forebay.kernels.attention.decode import decode_config, paged_decode
 from forebay.kernels.attention.kv_write import write_cache
+from forebay.kernels.attention.layout import Rule
 from forebay.kernels.attention.merge import merge_states
 from forebay.kernels.attention.mla import mla_decode, mla_plan
 from forebay.kernels.attention.prefill import paged_prefill
@@ -49,6 +50,24 @@ def decode() -> None:
         )
         got = paged_decode(query=case.query, cache=cache, max_seq_len=300, policy="balanced")
         assert_close(got, want, DTYPE)
+
+
+def trees() -> None:
+    """Trees of 16 and of 40 nodes of 4 heads: one group of rows, and two; cut and whole."""
+    for nodes in (16, 40):
+        case = make_case(
+            seq_lens=[300, nodes, 190], query_lens=nodes, dim=128, heads=8, kv_heads=2,
+            dtype=DTYPE, layout="side_by_side",
+        )  # fmt: skip
+        bits = torch.tensor([(2 << i) - 1 for i in range(nodes)] * 3, device="cuda")
+        rule = Rule(tree=bits)
+        want, _ = attention_reference(query=case.query, cache=case.cache, rule=rule)
+        for policy in ("occupancy", "balanced"):
+            got = paged_decode(
+                query=case.query, cache=case.cache, max_seq_len=300, max_query_len=nodes,
+                rule=rule, policy=policy,
+            )  # fmt: skip
+            assert_close(got, want, DTYPE)
 
 
 def prefill() -> None:
@@ -105,7 +124,7 @@ def reject() -> None:
 
 
 if __name__ == "__main__":
-    for check in (decode, prefill, mla, merge, reject):
+    for check in (decode, trees, prefill, mla, merge, reject):
         check()
     torch.cuda.synchronize()
     print("every case ran and is right")

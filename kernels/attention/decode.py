@@ -8,9 +8,10 @@
 The launch side: settings, workspace, plan and the op. The two stages are in decode_kernels.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
+import triton
 
 from forebay.kernels._common.host import (
     LOG2E,
@@ -22,7 +23,7 @@ from forebay.kernels._common.host import (
 )
 
 from .decode_kernels import decode_split_kernel
-from .launch import constants, strides
+from .launch import constants, gluon_fits, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
 from .splits import MIN_TOKENS, Plan, Policy, StaticSplits, make_plan, static_splits
 from .states import decode_merge_kernel
@@ -38,6 +39,8 @@ class DecodeConfig:
 
     resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
     fused: states of a sequence, on average, up to which the last program merges them; 0: never.
+    hopper: tokens of a tile in the Gluon kernel of decode_hopper, which runs where it applies;
+    hopper_stages: its buffers of keys, and of values.
     hoist: let the compiler work out before the loop over items what does not change in it.
     """
 
@@ -50,6 +53,8 @@ class DecodeConfig:
     min_tokens: int = MIN_TOKENS
     fused: int = 4
     hoist: bool = False
+    hopper: int = 0
+    hopper_stages: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,34 @@ def _programs(query: torch.Tensor, cache: PagedCache, config: DecodeConfig, max_
     return cache.kv_heads * -(-group * max_q // config.block_m)
 
 
+def _fitted(
+    config: DecodeConfig, query: torch.Tensor, cache: PagedCache, rule: Rule
+) -> DecodeConfig:
+    """Return settings with the Gluon kernel's tile where that runs, and without it elsewhere."""
+    fits = (
+        config.hopper > 0
+        and config.block_m in {64, 128}
+        and gluon_fits(query, cache, rule)
+        and gluon_kernel("decode_hopper", triton.__version__) is not None
+    )
+    return replace(config, block_n=config.hopper) if fits else replace(config, hopper=0)
+
+
+def _room(  # noqa: PLR0917
+    given: Workspace | None,
+    items: int,
+    max_q: int,
+    heads: int,
+    value_dim: int,
+    device: torch.device,
+) -> Workspace:
+    """Return the workspace given, if it is large enough, or a new one."""
+    if given is None:
+        return Workspace.allocate(items, max_q, heads, value_dim, device)
+    check(given.lse.numel() >= items * max_q * heads, "workspace is too small for this step")
+    return given
+
+
 def decode_plan(
     *,
     query: torch.Tensor,
@@ -121,7 +154,9 @@ def decode_plan(
     out: Plan | None = None,
 ) -> Plan:
     """Make the `balanced` plan for one step; every layer of the step may share it."""
+    rule = rule or Rule()
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
+    config = _fitted(config, query, cache, rule)
     return make_plan(
         seq_lens=cache.seq_lens,
         programs_per_item=_programs(query, cache, config, max_query_len),
@@ -129,13 +164,13 @@ def decode_plan(
         block_n=config.block_n,
         cu_query=cu_query,
         max_query_len=max_query_len,
-        window=(rule or Rule()).window,
+        window=rule.window,
         min_tokens=config.min_tokens,
         out=out,
     )
 
 
-def paged_decode(
+def paged_decode(  # noqa: PLR0915 - checks, cut and launches, one after another
     *,
     query: torch.Tensor,
     cache: PagedCache,
@@ -171,6 +206,7 @@ def paged_decode(
         rule.validate()
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
+    config = _fitted(config, query, cache, rule)
     tokens, heads, dim = query.shape
     value_dim = cache.value.shape[3]
     sequences = cache.seq_lens.shape[0]
@@ -214,13 +250,8 @@ def paged_decode(
         grid = (programs, plan.columns, 1)
         items = plan.capacity
         split = True
-    if split and workspace is None:
-        workspace = Workspace.allocate(items, max_query_len, heads, value_dim, query.device)
     if split:
-        check(
-            workspace.lse.numel() >= items * max_query_len * heads,
-            "workspace is too small for this step",
-        )
+        workspace = _room(workspace, items, max_query_len, heads, value_dim, query.device)
     use_pdl = starts_early(query.device) and (pdl is None or pdl)
     table, indptr, stride_table = cache.index()
     scale = dim**-0.5 if scale is None else scale
@@ -232,20 +263,32 @@ def paged_decode(
     states = items if plan is None else 2 * plan.columns
     # The two ways of merging round differently, and which it is depends on the batch.
     invariant = policy == "fixed" and plan is None
-    fused = split and not invariant and states <= config.fused * sequences
+    fused = split and not invariant and not config.hopper and states <= config.fused * sequences
     many = invariant or items // sequences > 4
     sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
-    decode_split_kernel[grid](
-        query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
-        workspace.out if workspace else None, workspace.lse if workspace else None,
-        workspace.arrived if fused else None, table, indptr, cache.seq_lens, cu_query,
-        plan.items if plan else None, plan.first if plan else None, plan.parts if plan else None,
-        rule.tree, rule.sinks, scale * LOG2E, rule.soft_cap * LOG2E, max_query_len, *sums,
-        stride_table, *strides(query, cache, out), **fixed, WORDS=words,
-        SPLIT=split, PDL=use_pdl, PEEL=config.peel, HOIST=config.hoist,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
-    )  # fmt: skip
+    part_out, part_lse = (workspace.out, workspace.lse) if workspace else (None, None)
+    items_of = (plan.items, plan.first, plan.parts) if plan else (None, None, None)
+    if config.hopper:
+        gluon_kernel("decode_hopper", triton.__version__)[grid](
+            query, cache.key, cache.value, *page_maps(cache, config.hopper), out, lse, part_out,
+            part_lse, table, indptr, cache.seq_lens, cu_query, items_of[0], items_of[2], rule.tree,
+            scale * LOG2E, max_query_len, *sums, stride_table, *strides(query, cache, out)[:10],
+            KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, DIM=dim, PAGE=cache.page,
+            SPLIT=split, PDL=use_pdl, BLOCK_M=config.block_m, BLOCK_N=config.hopper,
+            STAGES=config.hopper_stages, num_warps=4, launch_pdl=use_pdl,
+            maxnreg=168 if config.block_m == 128 else 128,
+        )  # fmt: skip
+    else:
+        decode_split_kernel[grid](
+            query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
+            part_out, part_lse, workspace.arrived if fused else None, table, indptr,
+            cache.seq_lens, cu_query, *items_of, rule.tree, rule.sinks, scale * LOG2E,
+            rule.soft_cap * LOG2E, max_query_len, *sums, stride_table,
+            *strides(query, cache, out), **fixed, WORDS=words,
+            SPLIT=split, PDL=use_pdl, PEEL=config.peel, HOIST=config.hoist,
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+            num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
+        )  # fmt: skip
     if split and not fused:
         block_v = fixed["BLOCK_V"]
         decode_merge_kernel[(heads, max_query_len, sequences)](

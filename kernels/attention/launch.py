@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from forebay.kernels._common.host import next_power_of_2
+from forebay.kernels._common.host import next_power_of_2, starts_early
 
 from .layout import PagedCache, Rule
 
-__all__ = ["compute_dtype", "constants", "gluon_kernel", "strides"]
+__all__ = ["compute_dtype", "constants", "gluon_fits", "gluon_kernel", "page_maps", "strides"]
 
 
 def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str]:
@@ -35,6 +35,54 @@ def gluon_kernel(name: str, version: str) -> Any:
     if not version.startswith("3.6."):
         return None  # other versions may lack the names it imports
     return getattr(importlib.import_module(f"{__package__}.{name}"), f"{name}_kernel")
+
+
+def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule) -> bool:
+    """Whether the Gluon kernels of prefill and decode cover these types, shapes and rules."""
+    dim = query.shape[2]
+    return (
+        starts_early(query.device)
+        and query.dtype == cache.key.dtype
+        and query.element_size() == 2
+        and dim == cache.value.shape[3]
+        and dim in {64, 128}
+        and query.stride(0) % 8 == query.stride(1) % 8 == 0
+        and not (rule.window or rule.soft_cap)
+        and rule.sinks is None
+    )
+
+
+def page_map(values: torch.Tensor, tile: int) -> Any:
+    """Describe a cache's keys or values to Hopper's copy engine; None where their pages do not fit.
+
+    `[rows, columns]` with rows one slot apart, of which a page's slots, or tile of them, are copied
+    64 columns at a time. Heads are other rows or other columns.
+    """
+    pages, slots, heads, dim = values.shape
+    of_page, of_slot, of_head, _ = values.stride()
+    fits = slots >= 16 and slots & (slots - 1) == 0 and of_page % of_slot == 0
+    if not fits or (of_head > of_slot and of_head % of_slot):
+        return None
+    end = (pages - 1) * of_page + (slots - 1) * of_slot
+    columns = dim
+    if of_head > of_slot:
+        end += (heads - 1) * of_head
+    else:
+        columns += (heads - 1) * of_head
+    if end // of_slot >= 1 << 31:
+        return None
+    gluon = importlib.import_module("triton.experimental.gluon")
+    hopper = importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    return hopper.TensorDescriptor(
+        values, [end // of_slot + 1, columns], [of_slot, 1], [min(slots, tile), 64],
+        gluon.language.NVMMASharedLayout(128, 16, rank=2),
+    )  # fmt: skip
+
+
+def page_maps(cache: PagedCache, tile: int) -> tuple[Any, Any]:
+    """Describe keys and values to the copy engine, both or neither."""
+    maps = page_map(cache.key, tile), page_map(cache.value, tile)
+    return (None, None) if None in maps else maps
 
 
 def strides(query: torch.Tensor, cache: PagedCache, out: torch.Tensor) -> tuple[int, ...]:

@@ -23,11 +23,10 @@ from forebay.kernels._common.host import (
     check,
     config_for,
     next_power_of_2,
-    starts_early,
 )
 from forebay.kernels._common.jit import find_sequence, load_pages
 
-from .launch import constants, gluon_kernel, strides
+from .launch import constants, gluon_fits, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
@@ -186,23 +185,6 @@ def prefill_config(*, query: torch.Tensor, cache: PagedCache) -> PrefillConfig:
     return PrefillConfig(**found)
 
 
-def _fits(query: torch.Tensor, cache: PagedCache, rule: Rule, config: PrefillConfig) -> bool:
-    """Whether the Gluon kernel covers these."""
-    dim = query.shape[2]
-    return (
-        config.hopper > 0
-        and starts_early(query.device)
-        and query.dtype == cache.key.dtype
-        and query.element_size() == 2
-        and dim == cache.value.shape[3]
-        and dim in (64, 128)
-        and config.block_m == 128
-        and query.stride(0) % 8 == query.stride(1) % 8 == 0
-        and not (rule.window or rule.soft_cap)
-        and rule.sinks is None
-    )
-
-
 def paged_prefill(
     *,
     query: torch.Tensor,
@@ -239,12 +221,13 @@ def paged_prefill(
     scale = dim**-0.5 if scale is None else scale
     grid = (cache.kv_heads * blocks,)
     hopper = None
-    if _fits(query, cache, rule, config):
+    if config.hopper > 0 and config.block_m == 128 and gluon_fits(query, cache, rule):
         hopper = gluon_kernel("prefill_hopper", triton.__version__)
     if hopper is not None:
         hopper[grid](
-            query, cache.key, cache.value, out, lse, table, indptr, cache.seq_lens, cu_query,
-            scale * LOG2E, sequences, blocks, stride_table, *strides(query, cache, out)[:10],
+            query, cache.key, cache.value, *page_maps(cache, config.hopper), out, lse, table,
+            indptr, cache.seq_lens, cu_query, scale * LOG2E, sequences, blocks, stride_table,
+            *strides(query, cache, out)[:10],
             KV_HEADS=cache.kv_heads, GROUP=group, DIM=dim, PAGE=cache.page,
             BLOCK_M=config.block_m, BLOCK_N=config.hopper, STAGES=config.hopper_stages,
             num_warps=4,

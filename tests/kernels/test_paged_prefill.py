@@ -118,10 +118,13 @@ def test_a_long_chunk_with_the_shipped_configuration(page: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("page", [1, 16, 64, 128, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (3, 1), (2, 2), (40, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("page", "heads", "kv_heads"),
+    [(1, 8, 2), (16, 8, 2), (16, 40, 1), (64, 3, 1), (128, 2, 2), (256, 8, 2)],
+    ids=str,
+)
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)], ids=str)
-@pytest.mark.parametrize(("tile", "stages"), [(64, 4), (128, 2), (128, 3)], ids=str)
+@pytest.mark.parametrize(("tile", "stages"), [(64, 4), (128, 2)], ids=str)
 def test_the_gluon_kernel_over_pages_groups_dims_and_chunks(
     page: int, heads: int, kv_heads: int, dim: int, dtype: Any, tile: int, stages: int
 ) -> None:
