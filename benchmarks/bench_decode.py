@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from kernels_common import Report, pool_tables, precompile, time_rotating
+from kernels_peers import PEERS
 
 from forebay.kernels.attention.decode import (
     DecodeConfig,
@@ -113,7 +114,8 @@ class Bench:
 
     def __init__(self, model: str, *, page: int, kv: str = "bf16", gib: float = 12.0) -> None:
         self.model, self.page, self.kv = model, page, kv
-        _, kv_heads, dim = MODELS[model]
+        self.heads = MODELS[model]
+        _, kv_heads, dim = self.heads
         self.token_bytes = kv_heads * 2 * dim * (2 if kv == "bf16" else 1)
         self.scale_bytes = 0 if kv == "bf16" else kv_heads * 8
         self.pages = int(gib * GIB / (self.token_bytes * page))
@@ -200,121 +202,27 @@ def run(calls: Callable[[int], Any], count: int) -> float:
     return time_rotating([lambda i=i: calls(i) for i in range(count)])
 
 
-Peer = Callable[[int], Any]
-
-
-def peer_sdpa(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
-    """SDPA on contiguous keys and values, an advantage ours do not have."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - only where it is needed
-    from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415 - only where it is needed
-
-    if q > 1 or len(set(lens)) > 1 or bench.kv != "bf16" or len(lens) * lens[0] > 1 << 20:
-        return {}
-    heads, kv_heads, dim = MODELS[bench.model]
-    shape = (2, len(lens), kv_heads, lens[0], dim)
-    pairs = [
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(min(len(sets), 8))
-    ]
-
-    def make(backend: Any) -> Peer:
-        def call(i: int) -> Any:
-            pair = pairs[i % len(pairs)]
-            query = sets[i][0].view(len(lens), q, heads, dim).transpose(1, 2)
-            with sdpa_kernel([backend]):
-                return sdpa(query, pair[0], pair[1], enable_gqa=True)
-
-        return call
-
-    return {
-        "sdpa_flash": make(SDPBackend.FLASH_ATTENTION),
-        "sdpa_cudnn": make(SDPBackend.CUDNN_ATTENTION),
-    }
-
-
-def peer_varlen(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
-    """FlashAttention 2 inside torch, paged, where this torch has that argument."""
-    import inspect  # noqa: PLC0415 - only where it is needed
-
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - only where it is needed
-
-    if "block_table" not in inspect.signature(varlen_attn).parameters:
-        raise RuntimeError(f"varlen_attn has no block_table: {inspect.signature(varlen_attn)}")
-    del bench, sets, lens, q
-    return {}
-
-
-def peer_vllm(bench: Bench, sets: Any, lens: list[int], q: int) -> dict[str, Peer]:
-    """Stock vLLM: its Triton attention as its backend calls it, and FlashAttention 3."""
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - only where it is needed
-    from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415 - only where it is needed
-    from vllm.vllm_flash_attn.flash_attn_interface import (  # noqa: PLC0415 - only where it is needed
-        get_scheduler_metadata,
-    )
-
-    if bench.kv != "bf16":
-        return {}
-    heads, kv_heads, dim = MODELS[bench.model]
-    count = len(lens)
-    # What its metadata builder makes of these: the capture size nearest to 128 / kv heads.
-    sizes = [1, 2, 4, *range(8, 257, 8)]
-    threshold = min(sizes, key=lambda x: abs(x - 128 // kv_heads))
-    room = (max(threshold, 1), heads, 16)
-    segments = [torch.empty(*room, dim, device="cuda", dtype=torch.float32)]
-    segments += [torch.empty(room, device="cuda", dtype=torch.float32) for _ in range(2)]
-    cu = torch.arange(count + 1, dtype=torch.int32, device="cuda") * q
-    out = torch.empty_like(sets[0][0])
-
-    def triton_call(i: int) -> Any:
-        query, cache = sets[i]
-        unified_attention(
-            q=query, k=cache.key, v=cache.value, out=out, cu_seqlens_q=cu, max_seqlen_q=q,
-            seqused_k=cache.seq_lens, max_seqlen_k=max(lens), softmax_scale=dim**-0.5,
-            causal=True, window_size=(-1, -1), block_table=cache.block_table, softcap=0,
-            q_descale=None, k_descale=None, v_descale=None, seq_threshold_3D=threshold,
-            num_par_softmax_segments=16, softmax_segm_output=segments[0],
-            softmax_segm_max=segments[1], softmax_segm_expsum=segments[2],
-        )  # fmt: skip
-        return out
-
-    schedule = get_scheduler_metadata(
-        batch_size=count, max_seqlen_q=q, max_seqlen_k=max(lens), num_heads_q=heads,
-        num_heads_kv=kv_heads, headdim=dim, cache_seqlens=sets[0][1].seq_lens,
-        qkv_dtype=torch.bfloat16, cu_seqlens_q=cu, page_size=bench.page, causal=True,
-    )  # fmt: skip
-
-    def flash_call(i: int) -> Any:
-        query, cache = sets[i]
-        flash_attn_varlen_func(
-            q=query, k=cache.key, v=cache.value, out=out, cu_seqlens_q=cu, max_seqlen_q=q,
-            seqused_k=cache.seq_lens, max_seqlen_k=max(lens), softmax_scale=dim**-0.5,
-            causal=True, block_table=cache.block_table, scheduler_metadata=schedule,
-            fa_version=3,
-        )  # fmt: skip
-        return out
-
-    return {"vllm_triton": triton_call, "flash_attn_3": flash_call}
-
-
-PEERS = {"sdpa": peer_sdpa, "varlen": peer_varlen, "vllm": peer_vllm}
+PAGED = ("vllm_triton", "flash_attn_3")
 _SAID: set[str] = set()
 
 
 def time_peers(
-    bench: Bench, sets: Any, lens: list[int], q: int, peers: list[str], wanted: Any
+    bench: Bench, sets: Any, lens: list[int], q: int, peers: list[str], wanted: Any, tree: Any
 ) -> dict[str, Any]:
     """Median microseconds of each peer that runs; the rest say why, once."""
     times: dict[str, Any] = {}
     for name in peers:
         try:
-            calls = PEERS[name](bench, sets, lens, q)
+            calls = PEERS[name](bench, sets, lens, q, tree)
         except Exception as problem:  # noqa: BLE001 - peers are optional
             calls = {}
-            say(f"skip {name}: {type(problem).__name__}: {problem}")
+            say(f"skip {name}: {type(problem).__name__}: {str(problem)[:300]}")
         for label, call in calls.items():
             try:
-                times[label] = run(call, len(sets))
-                if label in ("vllm_triton", "flash_attn_3") and q < 16:  # trees are not theirs
+                # SDPA has data of its own, and trees are FlashInfer's alone.
+                if name == "flashinfer" or (name in PAGED and q < 16):
                     bench.check(call(0), wanted)
+                times[label] = run(call, len(sets))
             except Exception as problem:  # noqa: BLE001 - likewise
                 torch.cuda.synchronize()
                 say(f"skip {label}: {type(problem).__name__}: {str(problem)[:200]}")
@@ -380,7 +288,8 @@ def table(report: Report, peers: list[str], page: int, wanted_q: list[int]) -> N
             whole = bench.check(call(0), wanted)
         floor = bench.floor_us(lens, q, copy)
         best = min(row["occupancy"], row["balanced"])
-        others = time_peers(bench, sets, lens, q, peers, wanted)
+        tree = rule.tree if rule else None
+        others = time_peers(bench, sets, lens, q, peers, wanted, tree)
         quickest = min(others.values()) if others else None
         report.add(
             model=model, kv=kv, q=q, batch=batch, length=length or "ragged", page=page,
@@ -400,7 +309,11 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, nargs="*", default=[], help="these rows alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    kinds = dict.fromkeys((model, kv, q) for model, kv, q, _, _ in TABLE)
+    kinds = dict.fromkeys(
+        (model, kv, q)
+        for model, kv, q, _, _ in TABLE
+        if not options.new_tokens or q in options.new_tokens
+    )
     thunks = []
     for (model, kv, q), batch in itertools.product(kinds, (8, 128)):
         query, cache = tensors(model, page=options.page, pages=1, kv=kv, device="meta")

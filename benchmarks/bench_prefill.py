@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (torch and triton are not installed where types are checked)
-# ruff: noqa: ANN001
+# ruff: noqa: ANN001, PLR0913, PLR0917
 # (a shape has many numbers; closures take the loop's names as defaults)
 """Chunked prefill over a paged cache: ours, SDPA on contiguous data, and vLLM's kernels if there.
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from bench_decode import Bench, error, say, tensors
-from kernels_common import Report, precompile, time_eager, time_rotating
+from kernels_common import Report, precompile, time_rotating
+from kernels_peers import PEERS
 
 from forebay.kernels.attention.prefill import paged_prefill
 from forebay.kernels.attention.reference import attention_reference
@@ -46,14 +47,16 @@ def meta_call(page: int, kv: str) -> Any:
     return call
 
 
-def peers(query: torch.Tensor, cache: Any, chunk: int, prefix: int) -> dict[str, Any]:
-    """Time SDPA, where there is no prefix (it has no such mask), and vLLM's kernels."""
+def peers(
+    bench: Bench, query: torch.Tensor, cache: Any, prefix: int, want: Any, paged: list[str]
+) -> dict[str, Any]:
+    """Time SDPA, where there is no prefix (it has no such mask), and what reads our cache."""
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - only where it is needed
     from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: PLC0415 - only where it is needed
 
     times: dict[str, Any] = {}
     q = query.transpose(0, 1)[None]
-    kv = torch.randn(2, 1, KV_HEADS, chunk + prefix, DIM, device="cuda", dtype=torch.bfloat16)
+    kv = torch.randn(2, 1, KV_HEADS, query.shape[0], DIM, device="cuda", dtype=torch.bfloat16)
     for name, backend in (
         ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
         ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
@@ -62,45 +65,54 @@ def peers(query: torch.Tensor, cache: Any, chunk: int, prefix: int) -> dict[str,
             break
         try:
             with sdpa_kernel([backend]):
-                times[name] = time_eager(
-                    lambda: sdpa(q, kv[0], kv[1], is_causal=True, enable_gqa=True)
+                times[name] = time_rotating(
+                    [lambda: sdpa(q, kv[0], kv[1], is_causal=True, enable_gqa=True)] * 4
                 )
         except Exception as problem:  # noqa: BLE001 - peers are optional
             say(f"skip {name}: {type(problem).__name__}: {str(problem)[:200]}")
-    try:
-        from vllm.v1.attention.ops.triton_unified_attention import (  # noqa: PLC0415 - only where it is needed
-            unified_attention,
-        )
-        from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415 - only where it is needed
-    except Exception as problem:  # noqa: BLE001 - likewise
-        say(f"skip vllm: {type(problem).__name__}: {problem}")
-        return times
-    out = torch.empty_like(query)
-    cu = torch.tensor([0, chunk], dtype=torch.int32, device="cuda")
-    common = {
-        "q": query, "k": cache.key, "v": cache.value, "out": out, "cu_seqlens_q": cu,
-        "max_seqlen_q": chunk, "seqused_k": cache.seq_lens, "max_seqlen_k": chunk + prefix,
-        "softmax_scale": DIM**-0.5, "causal": True, "block_table": cache.block_table,
-    }  # fmt: skip
-    extra = {"window_size": (-1, -1), "softcap": 0, "q_descale": None, "k_descale": None}
-    calls = {
-        "vllm_triton": lambda: unified_attention(**common, **extra, v_descale=None),
-        "flash_attn_3": lambda: flash_attn_varlen_func(**common, fa_version=3),
-    }
-    for name, call in calls.items():
-        try:
-            times[name] = time_eager(call)
-        except Exception as problem:  # noqa: BLE001 - likewise
-            say(f"skip {name}: {type(problem).__name__}: {str(problem)[:200]}")
+    for name in paged:
+        times |= paged_peer(name, bench, query, cache, want)
     return times
+
+
+def paged_peer(name: str, bench: Bench, query, cache: Any, want: Any) -> dict[str, float]:
+    """Time a peer that reads our cache, its last 64 rows checked."""
+    times: dict[str, float] = {}
+    length = int(cache.seq_lens[0])
+    try:
+        calls = PEERS[name](bench, [(query, cache)], [length], query.shape[0], None)
+    except Exception as problem:  # noqa: BLE001 - peers are optional
+        say(f"skip {name}: {type(problem).__name__}: {str(problem)[:300]}")
+        return times
+    for label, call in calls.items():
+        try:
+            right(call(0), want)
+            times[label] = time_rotating([lambda call=call: call(0)] * 4)
+        except Exception as problem:  # noqa: BLE001 - likewise
+            torch.cuda.synchronize()
+            say(f"skip {label}: {type(problem).__name__}: {str(problem)[:300]}")
+    return times
+
+
+def right(out: torch.Tensor, want: torch.Tensor) -> float:
+    """Compare the last 64 rows with the reference; raise when out of tolerance."""
+    whole, worst = error(out[-64:], want)
+    limit = tolerance(torch.bfloat16)
+    if not (whole <= limit[0] and worst <= limit[1]):
+        raise AssertionError(f"wrong result: {whole:.2e}, worst row {worst:.2e}")
+    return whole
 
 
 def main() -> None:
     """Run the table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", nargs="*", default=["vllm_triton", "flash_attn_3", "flashinfer"])
+    parser.add_argument("--pages", type=int, nargs="*", default=[], help="bf16 with these alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     kinds = [(16, "bf16"), (64, "bf16"), (128, "bf16"), (16, "int8"), (16, "fp8")]
+    if options.pages:
+        kinds = [(page, "bf16") for page in options.pages]
     precompile([meta_call(page, kv) for page, kv in kinds])
     report = Report("prefill", options.out)
     try:
@@ -118,11 +130,10 @@ def main() -> None:
                 us = time_rotating([call] * 4)
                 last = torch.tensor([0, 64], device="cuda")
                 want, _ = attention_reference(query=query[-64:], cache=cache, cu_query=last)
-                whole, worst = error(out[-64:], want)
-                limit = tolerance(torch.bfloat16)
-                if not (whole <= limit[0] and worst <= limit[1]):
-                    raise AssertionError(f"wrong result: {whole:.2e}, worst row {worst:.2e}")
-                others = peers(query, cache, chunk, prefix) if kv == "bf16" else {}
+                whole = right(out, want)
+                others = (
+                    peers(bench, query, cache, prefix, want, options.peers) if kv == "bf16" else {}
+                )
                 work = flops(chunk, prefix)
                 report.add(
                     kv=kv, page=page, chunk=chunk, prefix=prefix, us=us, tflops=work / us / 1e6,

@@ -78,8 +78,8 @@ def make(options):
         {**first, "name": "repeat b1"},
         {**first, "name": "repeat b8", "batch": 8, "prompts": first["prompts"] * 2},
         *({**warm, "name": f"code b1 t{t}", "temperature": t} for t in (0.5, 1.0, 1.5)),
-        {**first, "name": "code b1, second"},
-        {**first, "name": "code b1, third"},
+        {**first, "name": "code b1 second"},
+        {**first, "name": "code b1 third"},
     ]
     if options.tiny:
         for each in scenes:
