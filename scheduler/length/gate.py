@@ -22,8 +22,8 @@ import numpy as np
 from .scores import buckets_of, ks, psi, tau_b
 
 _ERRORS = 3.0
-_SLACK = 0.175
-_FAR = 1.75
+_SLACK = 0.125
+_FAR = 1.0
 """Standard deviations that one answer counts as at most: residuals have long tails, and what moves
 is their middle."""
 
@@ -51,7 +51,7 @@ class GateSettings:
     p: float = 1e-8
     """Of the Kolmogorov-Smirnov test; thousands of windows are looked at."""
     psi: float = 0.25
-    sum: float = 31.0
+    sum: float = 27.0
     """Cumulative sum of residuals, in standard deviations past `_SLACK` each, that is no chance: of
     335 times 20,000 answers that did not change (227 models of alpaca_eval), one passed it."""
 
