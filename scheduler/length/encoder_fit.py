@@ -7,25 +7,19 @@ byte for byte, on a CPU with one thread; with more, or on a GPU, sums differ in 
 
 from __future__ import annotations
 
-import io
-import tempfile
-import warnings
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import onnx
-import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from .encoder import OPINIONS, Encoder, Parts
 from .encoder_calibrate import calibrate
-from .encoder_net import Exported, Shape
+from .encoder_export import export, reach
+from .encoder_net import Shape
 from .encoder_tables import Inputs
 from .encoder_teach import teach
 from .encoder_train import Task, Training, train
-from .fields import ROW, row_of
+from .fields import row_of
 from .kin import kin_of
 from .linear import (
     Ridge,
@@ -38,8 +32,7 @@ from .linear import (
     prompt_weights,
 )
 from .means import ModelMeans
-from .slots import WHOLE, WIDTH, slots_of
-from .text import COUNTED
+from .slots import WHOLE, slots_of
 from .wordpiece import WordPiece, prune
 
 if TYPE_CHECKING:
@@ -49,7 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .contracts import Example
-    from .encoder_net import Net
     from .kin import Kin
     from .linear import Prompts
 
@@ -116,7 +108,8 @@ def _train(
         task = task._replace(taught=taught)
     net = train(task, how.training, progress=lambda step, steps: progress("train", step, steps))
     progress("export", 0, 1)
-    return replace(made.parts, onnx=export(net.cpu()))
+    net = net.cpu()
+    return replace(made.parts, onnx=export(net, reach(net, made.inputs)))
 
 
 def _teachers(task: Task, made: Prepared, how: Fit) -> Task:
@@ -268,45 +261,3 @@ def _start(
         return None
     weights, pieces = how.base
     return weights, {piece: number for number, piece in enumerate(pieces)}, list(vocabulary)
-
-
-def export(net: Net) -> bytes:
-    """Return the network as ONNX: weights of matrix products and tables in 8 bits."""
-    shape = net.shape
-    exported = Exported(net).eval()
-    example = (
-        torch.ones(7, WIDTH, dtype=torch.long),
-        torch.arange(7),
-        torch.zeros(OPINIONS + shape.kin),
-        torch.zeros(COUNTED),
-        torch.zeros(2, dtype=torch.long),
-        torch.zeros(2, ROW),
-    )
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a trace that only ever sees one prompt
-        torch.onnx.export(
-            exported,
-            example,
-            buffer,
-            input_names=["ids", "positions", "opinions", "counts", "models", "rows"],
-            output_names=["said"],
-            dynamic_axes={
-                "ids": {0: "S"},
-                "positions": {0: "S"},
-                "models": {0: "N"},
-                "rows": {0: "N"},
-            },
-            dynamo=False,
-        )
-    plain = onnx.load_model_from_string(buffer.getvalue())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        quantize_dynamic(
-            plain,
-            path,
-            op_types_to_quantize=["MatMul", "Gather"],
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-        )
-        return path.read_bytes()

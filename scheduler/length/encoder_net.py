@@ -135,50 +135,6 @@ def own_opinion(told: Tensor, kin: Tensor) -> Tensor:
     return common + (own - common * kin.sum(-1, keepdim=True)) / 2
 
 
-class Exported(nn.Module):
-    """One prompt, some models: what ONNX Runtime runs.
-
-    The same numbers in few operations of shapes that are known beforehand: as `Layer` has them,
-    for any batch, a sixth of the time goes into turning and measuring what is small.
-    """
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.net = net
-        size = net.shape.width // net.shape.heads
-        with torch.no_grad():
-            for layer in net.layers:  # what queries are scaled by, once and for all
-                layer.qkv.weight[: net.shape.width] *= size**-0.5
-                layer.qkv.bias[: net.shape.width] *= size**-0.5
-
-    def forward(  # noqa: PLR0913, PLR0917 - the inputs of the graph
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        opinions: Tensor,
-        counts: Tensor,
-        models: Tensor,
-        rows: Tensor,
-    ) -> Tensor:
-        """Return [N, SPOKEN]; ids [S, 8], positions [S], opinions, counts, models [N], rows."""
-        net = self.net
-        x = net.embed(ids, positions)
-        for layer in net.layers:
-            x = self._through(layer, x)  # type: ignore[arg-type]  # ModuleList
-        joined = torch.cat((x.mean(0), x[0], opinions, counts))[None]
-        prompt = torch.cat((net.prompt(joined), opinions[None]), -1)
-        return net.say(prompt.expand(models.shape[0], -1), models, rows)
-
-    def _through(self, layer: Layer, x: Tensor) -> Tensor:
-        """Return [S, W] of [S, W]."""
-        width, heads = self.net.shape.width, layer.heads
-        parts = layer.qkv(x).reshape(-1, 3 * heads, width // heads).transpose(0, 1)
-        q, k, v = parts.split(heads)
-        seen = torch.softmax(q @ k.transpose(1, 2), -1) @ v
-        x = layer.norm1(x + layer.out(seen.transpose(0, 1).reshape(-1, width)))
-        return layer.norm2(x + layer.down(functional.gelu(layer.up(x))))
-
-
 def start_from(
     net: Net, weights: Mapping[str, Tensor], pieces: Mapping[str, int], own: list[str]
 ) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ pytest.importorskip("torch")
 import onnxruntime as ort
 import torch
 
-from forebay.scheduler.length.encoder_fit import export
+from forebay.scheduler.length.encoder_export import export, reach
 from forebay.scheduler.length.encoder_net import Net, Shape
 from forebay.scheduler.length.encoder_tables import Drawing, Inputs, draws, tables_of
 from forebay.scheduler.length.encoder_teach import teach
@@ -101,21 +103,46 @@ def test_teachers_speak_of_every_answer_and_only_of_what_they_have_not_seen():
 
 
 def test_what_is_exported_says_what_the_network_says():
+    net, inputs = sure(SHAPE), made_up()
+
+    assert off(export(deepcopy(net)), net, inputs) < 0.05
+
+
+def test_a_number_that_goes_far_costs_the_others_nothing():
+    inputs = made_up()
+    far = sure(SHAPE)
+    with torch.no_grad():
+        far.layers[0].up.bias[5] = 1000.0
+        far.layers[0].down.weight[:, 5] *= 1e-3
+
+    plain = off(export(deepcopy(far)), far, inputs)
+    drawn_in = off(export(deepcopy(far), reach(far, inputs)), far, inputs)
+
+    assert drawn_in < plain / 2
+
+
+def sure(shape: Shape) -> Net:
     torch.manual_seed(0)
-    net, inputs = Net(SHAPE).eval(), made_up()
+    net = Net(shape).eval()
     torch.nn.init.normal_(net.answer[-1].weight, std=0.3)
-    tables = tables_of(inputs, "cpu")
+    return net
 
-    said = say_all(net, inputs, tables, np.array([1]))
-    session = ort.InferenceSession(export(net), providers=["CPUExecutionProvider"])
 
-    own = answers_of(inputs, np.array([1]))
-    feed = {
-        "ids": inputs.slots[1][0],
-        "positions": inputs.slots[1][1],
-        "opinions": inputs.opinions[1],
-        "counts": inputs.counts[1],
-        "models": inputs.models[own],
-        "rows": inputs.rows[own],
-    }
-    assert session.run(None, feed)[0] == pytest.approx(said.numpy(), abs=0.05)
+def off(exported: bytes, net: Net, inputs: Inputs) -> float:
+    """Return how far what is exported is off, at most."""
+    session = ort.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    prompts = np.arange(8)
+    said = say_all(net, inputs, tables_of(inputs, "cpu"), prompts).numpy()
+    told: list[np.ndarray] = []
+    for prompt in prompts:
+        own = answers_of(inputs, np.array([prompt]))
+        feed = {
+            "ids": inputs.slots[prompt][0],
+            "positions": inputs.slots[prompt][1],
+            "opinions": inputs.opinions[prompt],
+            "counts": inputs.counts[prompt],
+            "models": inputs.models[own],
+            "rows": inputs.rows[own],
+        }
+        told.append(np.asarray(session.run(None, feed)[0]))
+    return float(np.abs(np.concatenate(told) - said).max())
