@@ -74,6 +74,8 @@ class Calibration:
     """Share of the network's own buckets; the rest is read off the spread."""
     more: float = 1.0
     """Weight of the longest bucket."""
+    lean: float = 0.3
+    """How far the rank leans to the side on which answers spread more: a mean, not a median."""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
@@ -286,17 +288,23 @@ def own_opinion(opinions: NDArray[np.float32], kin: int | None) -> float:
     return common if kin is None else (common + float(opinions[OPINIONS + kin])) / 2
 
 
+def middle_of(said: Said, calibration: Calibration) -> float:
+    """Return the log length that network and ridges together say."""
+    share = calibration.ridge if said.known else calibration.stranger
+    return said.base + (1 - share) * said.residual + share * said.ridge
+
+
 def blend(said: Said, calibration: Calibration) -> Prediction:
     """Return the prediction that network and ridges together make."""
-    share = calibration.ridge if said.known else calibration.stranger
-    rank = said.base + (1 - share) * said.residual + share * said.ridge
+    middle = middle_of(said, calibration)
     shifts = calibration.kin.get(said.kin, calibration.shifts)
     low, high = min(said.low + shifts.low, 0.0), max(said.high + shifts.high, 0.0)
     half = min(max(shifts.middle, low), high)
     tokens, *quantiles = (
-        expm1(max(0.0, log)) for log in (rank, rank + low, rank + half, rank + high)
+        expm1(max(0.0, log)) for log in (middle, middle + low, middle + half, middle + high)
     )
-    under = _under(rank, (high - low) / (2 * _NORMAL_90))
+    rank = middle + calibration.lean * (low + high)
+    under = _under(middle, (high - low) / (2 * _NORMAL_90))
     own, rest = calibration.softmax, 1 - calibration.softmax
     shares = [own * a + rest * b for a, b in zip(said.buckets, under, strict=True)]
     shares[3] *= calibration.more

@@ -131,6 +131,40 @@ def test_a_stranger_is_told_more_by_the_ridge_and_kin_are_shifted_by_their_own_e
     assert logs.tolist() == pytest.approx([5.75 - 1.5, 5.75 + 0.1, 5.75 + 1.5])
 
 
+def test_the_order_leans_to_where_answers_spread_more_and_the_guess_does_not():
+    said = Said(5.0, 0.0, 0.0, -0.5, 0.5, (0.25,) * 4, known=True, kin="")
+    even, upward = (blend(each, Calibration()) for each in (said, said._replace(high=1.5)))
+
+    assert upward.rank > even.rank == pytest.approx(5.0)
+    assert upward.tokens == even.tokens
+    assert upward.quantiles[0] == even.quantiles[0]
+
+
+class Torn:
+    """An encoder that half expects a long answer to each prompt."""
+
+    def say(self, features: list[LengthFeatures]) -> list[Said]:
+        base, shares = float(np.log1p(1000)), (0.0, 0.1, 0.6, 0.3)
+        return [Said(base, 0.0, 0.0, -0.2, 0.2, shares, known=True, kin="") for _ in features]
+
+
+@pytest.mark.parametrize(("prompts", "more"), [(3, 2.2), (300, 1.25)])
+def test_a_few_answers_do_not_move_the_weight_of_the_longest_bucket(prompts: int, more: float):
+    """With it all prompts are told to be long, of which a third is."""
+    examples = [
+        Example(
+            LengthFeatures(Route.CHAT, "m", "", 5, text=str(number)),
+            500 if number % 3 else 2000,
+            "some",
+        )
+        for number in range(prompts)
+    ]
+
+    told = calibrate(cast("Encoder", Torn()), examples, np.random.default_rng(0))
+
+    assert told.more == more
+
+
 class Unsure:
     """An encoder that says the same of all prompts."""
 
