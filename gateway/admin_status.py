@@ -57,6 +57,16 @@ class Endpoint(_Model):
     version: str | None
 
 
+class LengthChange(_Model):
+    """How one model's answers differ from those that trust began with, beside what was said."""
+
+    model: str
+    answers: int = Field(description="of those that trust began with")
+    sum: float = Field(description="cumulative sum of differences; at 27 trust is lost")
+    psi: float | None = Field(description="population stability index; over .25 is another one")
+    ks: float | None = Field(description="Kolmogorov-Smirnov distance, 0 to 1")
+
+
 class Length(_Model):
     """A pool's predictor of answers' lengths, where it reads prompts."""
 
@@ -69,6 +79,7 @@ class Length(_Model):
     results: dict[str, int] = Field(description="what became of requests that were to be read")
     seconds: float = Field(description="spent on reading")
     challenger_share: float | None = Field(description="of requests, that new weights predict")
+    changes: list[LengthChange]
 
 
 class PrefixSource(_Model):
@@ -236,8 +247,10 @@ def _prefix(prefix: PrefixStatus) -> Prefix:
 
 
 def _length(length: LengthStatus) -> Length:
-    fields = {name: getattr(length, name) for name in Length.model_fields if name != "results"}
-    return Length(**fields, results=dict(length.results))
+    own = {"results", "changes"}
+    fields = {name: getattr(length, name) for name in Length.model_fields if name not in own}
+    changes = [LengthChange.model_validate(each) for each in length.changes]
+    return Length(**fields, results=dict(length.results), changes=changes)
 
 
 def _totals(totals: PoolTotals) -> Totals:

@@ -155,6 +155,7 @@ class PoolLength:
             results=tuple((name, self.results[name]) for name in RESULTS),
             seconds=self.seconds,
             challenger_share=None if rivals is None else rivals.share,
+            changes=tuple(gate.changes),
         )
 
     def flush(self) -> None:

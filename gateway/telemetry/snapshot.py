@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay.scheduler.length.gate import Change
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
@@ -90,6 +92,8 @@ class LengthStatus:
     """Spent on reading."""
     challenger_share: float | None = None
     """Of requests, that new weights predict; None where there are none."""
+    changes: tuple[Change, ...] = ()
+    """How each model's answers have changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,6 +57,19 @@ class GateSettings:
     335 times 20,000 answers that did not change (227 models of alpaca_eval), one passed it."""
 
 
+class Change(NamedTuple):
+    """How a model's last residuals differ from those that trust began with."""
+
+    model: str
+    answers: int
+    """Of those that trust began with."""
+    sum: float
+    """The larger of both cumulative sums; at `GateSettings.sum` trust is lost."""
+    psi: float | None
+    ks: float | None
+    """Distances of the last answers looked at; None before there were enough."""
+
+
 @dataclass(slots=True)
 class _Drift:
     """One model's residuals: those that trust began with, and the last."""
@@ -71,6 +85,8 @@ class _Drift:
     """The mean of residuals of which none counts as more than `_FAR`."""
     up: float = 0.0
     down: float = 0.0
+    psi: float | None = None
+    ks: float | None = None
 
     def add(self, residual: float) -> bool:
         """Take one in; True when the last are not distributed as the first."""
@@ -87,8 +103,10 @@ class _Drift:
         self.seen += 1
         if len(self.recent) < own.recent or self.seen % own.every:
             return False
-        p = ks(self.reference, list(self.recent))[1]
-        return p < own.p and psi(self.reference, list(self.recent)) > own.psi
+        before, now = np.array(self.reference), np.array(self.recent)
+        self.ks, p = ks(before, now)
+        self.psi = psi(before, now)
+        return p < own.p and self.psi > own.psi
 
     def _wait(self, residual: float) -> None:
         """Hold later residuals against this one too, once it is old enough."""
@@ -149,6 +167,14 @@ class Gate:
         if len(self._said) < self.settings.fewest or self.outcomes % self.settings.every:
             return False
         return self._judge()
+
+    @property
+    def changes(self) -> list[Change]:
+        """How each model's answers have changed, by its name."""
+        return [
+            Change(name, len(own.reference), max(own.up, own.down), own.psi, own.ks)
+            for name, own in sorted(self._drifts.items())
+        ]
 
     def restart(self) -> None:
         """Forget what residuals were like: somebody else predicts from now on."""

@@ -20,8 +20,14 @@ from forebay.gateway.admin_guard import OPEN
 from forebay.gateway.admin_status import Status
 from forebay.gateway.telemetry.labels import LabelSpace, PoolLabels
 from forebay.gateway.telemetry.metrics import Metrics
-from forebay.gateway.telemetry.snapshot import EndpointStatus, PoolStatus, Snapshot
+from forebay.gateway.telemetry.snapshot import (
+    EndpointStatus,
+    LengthStatus,
+    PoolStatus,
+    Snapshot,
+)
 from forebay.policies.contracts import Finish, Outcome, Route
+from forebay.scheduler.length.gate import Change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +146,21 @@ def test_the_status_says_what_the_gateway_is_and_does():
 def test_a_pool_that_has_just_come_has_no_totals():
     snapshot = Snapshot(pools=(PoolStatus("new"),))
     assert ask("/admin/v1/status", state=State(snapshot)).json()["pools"][0]["totals"] is None
+
+
+def test_the_status_tells_how_each_models_answers_have_changed():
+    changes = (Change("llama-3-8b", 400, 3.5, 0.02, 0.05), Change("new", 12, 0.0, None, None))
+    length = LengthStatus(trusted=False, reason="why", results=(("late", 2),), changes=changes)
+    snapshot = Snapshot(pools=(PoolStatus(name="llama", endpoints=(), length=length),))
+
+    (pool,) = ask("/admin/v1/status", state=State(snapshot)).json()["pools"]
+
+    told = pool["length"]
+    assert (told["trusted"], told["reason"], told["results"]) == (False, "why", {"late": 2})
+    assert told["changes"] == [
+        {"model": "llama-3-8b", "answers": 400, "sum": 3.5, "psi": 0.02, "ks": 0.05},
+        {"model": "new", "answers": 12, "sum": 0.0, "psi": None, "ks": None},
+    ]
 
 
 def test_health_is_said_and_metrics_are_rendered():

@@ -78,6 +78,21 @@ def test_a_shift_ends_trust_soon_and_more_so_a_large_one():
     assert (small.closed_times, large.closed_times) == (1, 1)
 
 
+def test_how_a_models_answers_have_changed_is_told():
+    gate = Gate(GateSettings(sum=1e9, p=0.0, accuracy=0.0))
+    assert gate.changes == []
+
+    feed(gate, 1000, 0)
+    (same,) = gate.changes
+    feed(gate, 200, 1, shift=0.5)
+    (moved,) = gate.changes
+
+    assert (same.model, same.psi is not None, same.ks is not None) == ("big", True, True)
+    assert (same.psi or 0) < 0.25 < (moved.psi or 0)
+    assert (same.ks or 0) < 0.2 < (moved.ks or 0)
+    assert same.sum < 27 < moved.sum
+
+
 def test_a_small_shift_that_lasts_ends_trust_though_residuals_spread_widely():
     gate, rng = Gate(GateSettings(accuracy=0.0, tau=-1.0)), Random(0)
 
