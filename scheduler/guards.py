@@ -2,7 +2,8 @@
 
 Theory of operation. The ordering decides, and the guards correct it in three ways:
 
-- a request past its longest wait is overdue: it goes first within its tenant's turn;
+- a request past its longest wait is overdue: it goes first within its tenant's turn, the highest
+  class before the others, so that whoever has to be refused is of the lowest;
 - across tenants overdue requests jump the order while they took less than `overdue_share` of the
   cost that was dispatched;
 - where the ordering looks at size, the oldest long request goes next while long ones got less than
@@ -233,11 +234,12 @@ class Guards:
     def _late(self, request: Request, due: float) -> None:
         if request.id in self._overdue:  # it came back, and stood in the line twice
             return
-        self._overdue.add(request, (due, request.sequence))
+        place = (float(-request.sla_rank), due)
+        self._overdue.add(request, place)
         lanes = self._overdue_of.get(request.tenant)
         if lanes is None:
             lanes = self._overdue_of[request.tenant] = Lanes()
-        lanes.add(request, (due, request.sequence))
+        lanes.add(request, place)
 
 
 def _drop(lanes_of: dict[str, Lanes], request: Request) -> None:

@@ -90,6 +90,16 @@ def test_an_overdue_request_goes_first_in_its_tenants_turn():
     assert drain(d, running, 10.5) == [1, 2, 3]
 
 
+def test_of_what_is_overdue_the_higher_class_goes_first():
+    d = core(longest_wait=10.0, recalls=0)
+    running = started(d, request(1))
+    for number, rank in ((2, 0), (3, 1), (4, 0), (5, 1)):
+        d.submit(request(number, sla_rank=rank, arrived=number / 10), number / 10)
+    d.submit(request(6, sla_rank=2, arrived=9.0), 9.0)  # is not
+
+    assert drain(d, running, 10.6) == [3, 5, 2, 4, 6]
+
+
 def test_across_tenants_overdue_requests_take_no_more_than_their_share():
     d = core("fair", rows=1000, longest_wait=1e5, grace=1e6, overdue_share=0.25)
     running = started(d, request(0, tenant="x"))
