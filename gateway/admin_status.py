@@ -62,7 +62,7 @@ class LengthChange(_Model):
 
     model: str
     answers: int = Field(description="of those that trust began with")
-    sum: float = Field(description="cumulative sum of differences; at 27 trust is lost")
+    sum: float = Field(description="cumulative sum of differences; at 29 trust is lost")
     psi: float | None = Field(description="population stability index; over .25 is another one")
     ks: float | None = Field(description="Kolmogorov-Smirnov distance, 0 to 1")
 

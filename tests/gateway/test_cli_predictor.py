@@ -69,6 +69,14 @@ def test_eval_tells_each_set_and_the_pool(tmp_path: Path, capsys: pytest.Capture
     assert set(scores["predict_ms"]) == {"p50", "p99"}
 
 
+def test_eval_says_the_same_again_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    call = ["eval", "--data", written(tmp_path), "--bootstrap", 20]
+    first, again, other = (told(capsys, *call, "--seed", seed) for seed in (1, 1, 2))
+
+    assert (first["sets"], first["pool"]) == (again["sets"], again["pool"])
+    assert first["pool"]["intervals"] != other["pool"]["intervals"]
+
+
 @pytest.mark.parametrize("kind", ["mean", "linear"])
 def test_eval_compares_with_what_learns_on_the_spot(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

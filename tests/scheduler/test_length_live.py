@@ -90,7 +90,7 @@ def test_how_a_models_answers_have_changed_is_told():
     assert (same.model, same.psi is not None, same.ks is not None) == ("big", True, True)
     assert (same.psi or 0) < 0.25 < (moved.psi or 0)
     assert (same.ks or 0) < 0.2 < (moved.ks or 0)
-    assert same.sum < 27 < moved.sum
+    assert same.sum < 29 < moved.sum
 
 
 def test_a_small_shift_that_lasts_ends_trust_though_residuals_spread_widely():
@@ -106,6 +106,20 @@ def test_a_small_shift_that_lasts_ends_trust_though_residuals_spread_widely():
     assert after(0.0, 20_000) is None
     noticed = after(0.22, 300)
     assert noticed is not None
+    assert gate.reason == "answers of big are no longer as long as they were"
+
+
+def test_answers_that_spread_otherwise_end_trust_though_their_mean_stays():
+    gate, rng = Gate(GateSettings(accuracy=0.0, tau=-1.0)), Random(0)
+
+    def change(spread: float, times: int) -> list[bool]:
+        return [
+            gate.add("big", said=5.0, true=5.0 + rng.gauss(0, spread), raw=5.0)
+            for _ in range(times)
+        ]
+
+    assert not any(change(0.3, 5000))
+    assert any(change(1.2, 400))
     assert gate.reason == "answers of big are no longer as long as they were"
 
 

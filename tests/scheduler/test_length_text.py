@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forebay.policies.contracts import Route
+from forebay.scheduler.length import LengthFeatures
+from forebay.scheduler.length.fields import ROW, row_of
 from forebay.scheduler.length.slots import HEAD, SLOTS, TAIL, TAIL_AT, WIDTH, slots_of
 from forebay.scheduler.length.stated import stated_tokens
 from forebay.scheduler.length.text import COUNTED, counted, ends, hashed_grams
@@ -116,3 +119,34 @@ def test_a_long_prompt_takes_no_more_slots_than_there_are(words: int):
     assert 5 in ids[-3:], "the last token is read"
     assert (positions >= TAIL_AT).any() == (words > SLOTS - 2)
     assert (ids > 0).sum() == min(words, HEAD + TAIL) + 2
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"temperature": 0.7},
+        {"max_tokens": 100},
+        {"tools": 2},
+        {"schema": True},
+        {"stop": True},
+        {"turns": 3},
+        {"hour": 7},
+        {"template": "a1b2"},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_every_field_of_a_request_is_heard_beside_its_text(field: dict[str, object]):
+    plain = LengthFeatures(Route.CHAT, "big", "acme", 10, text="hello")
+
+    bare, told = row_of(plain, 0.5), row_of(plain._replace(**field), 0.5)
+
+    assert len(bare) == len(told) == ROW
+    assert told != bare
+    assert bare == [0.5] + [0.0] * (ROW - 1)
+
+
+def test_a_languages_signs_are_counted():
+    english, chinese = counted("Tell me of rivers"), counted("请介绍一下河流")
+
+    assert english[5] == 0.0
+    assert chinese[5] == 1.0
