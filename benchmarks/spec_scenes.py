@@ -10,8 +10,9 @@
 
 `make` reads DIR/held_out.tokens (spec_target.py) and writes DIR/scenes.json. `answers` makes what
 `forebay spec store build` reads of the plain engine's answers, so that a store knows them. `table`
-takes the plain engine first: outputs are compared with its, in its scene `gaps`, which alone asks
-for log probabilities, since those cost time.
+takes the plain engine first: outputs are compared with its, in its scenes `gaps` and `edit gaps`,
+which alone ask for log probabilities, since those cost time; with its other scenes it is compared
+itself.
 """
 
 import argparse
@@ -74,6 +75,14 @@ def make(options):
         equal,
         {**equal, "name": "gaps", "logprobs": 2, "plain": True},
         {**edit, "name": "edit b1", "prompts": edits[:12], "batch": 1},
+        {
+            **edit,
+            "name": "edit gaps",
+            "prompts": edits[:12],
+            "batch": 1,
+            "logprobs": 2,
+            "plain": True,
+        },
         {**edit, "name": "edit b8", "prompts": edits, "batch": 8},
         {**first, "name": "repeat b1"},
         {**first, "name": "repeat b8", "batch": 8, "prompts": first["prompts"] * 2},
@@ -134,13 +143,13 @@ def table(options):
         for way, scenes in told.items():
             for name, scene in scenes.items():
                 out.writerow([options.engine, options.gpu, options.date, *row_of(way, name, scene)])
-            pairs = (("equal", "gaps"), ("code b1", "code b1"), ("edit b1", "edit b1"))
-            if scenes is not plain:
-                greedy[way] = {
-                    name: parted(scenes[name], plain[other])
-                    for name, other in pairs
-                    if name in scenes and other in plain
-                }
+            # The plain engine is held against itself too: how often does it part without drafts?
+            pairs = (("equal", "gaps"), ("code b1", "code b1"), ("edit b1", "edit gaps"))
+            greedy[way] = {
+                name: parted(scenes[name], plain[other])
+                for name, other in pairs
+                if name in scenes and other in plain
+            }
     if options.greedy:
         options.greedy.write_text(json.dumps(greedy, indent=1) + "\n")
 
