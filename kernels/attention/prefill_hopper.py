@@ -5,8 +5,8 @@
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Prefill on Hopper for 16-bit caches, written in Gluon, Triton's lower level.
 
-The same rows and blocks as `prefill_kernel`, 128 rows to two groups that compute beside one that
-copies (hopper.py).
+The same rows and blocks as `prefill_kernel`: two groups of four warps compute 64 rows each, beside
+two warps that copy (hopper.py).
 """
 
 from triton.experimental import gluon
