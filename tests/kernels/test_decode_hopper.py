@@ -127,8 +127,8 @@ def test_a_graph_captured_on_short_sequences_replays_on_long_ones() -> None:
     assert_close(out, want, torch.bfloat16)
 
 
-def test_a_plan_is_cut_by_the_tile_of_the_kernel_that_will_walk_it() -> None:
-    """A meta tensor stands for an H200, whose settings name a tile for 64 and for 256 rows."""
+def test_the_shipped_settings_name_a_tile_from_64_rows_on() -> None:
+    """A meta tensor stands for an H200."""
     pool = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
     lens = torch.empty(8, dtype=torch.int32, device="meta")
     cache = PagedCache(pool, pool, lens, block_table=lens)

@@ -28,7 +28,7 @@ import json
 from dataclasses import replace
 import torch
 from forebay.kernels.aot import compile_only
-from forebay.kernels.attention.decode import decode_plan, paged_decode
+from forebay.kernels.attention.decode import decode_config, decode_plan, paged_decode
 from forebay.kernels.attention.kv_write import write_cache
 from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.merge import merge_states
@@ -88,6 +88,13 @@ with compile_only() as compiled:
                 rule=tree, policy=policy,
             )
             note(f"tree {rows} {policy}")
+    wide = dict(query=query(8 * 64), cache=cache, max_query_len=64)
+    shipped = decode_config(**wide)
+    plain = replace(shipped, hopper=0)
+    for config in (shipped, replace(plain, block_n=shipped.hopper), plain):
+        decode_plan(**wide, config=config)
+    plans = [k.key for k in compiled]
+    compiled.clear()
     crowd = replace(cache, seq_lens=empty(128), block_table=empty(128, 512))
     for policy in ("occupancy", "balanced"):
         paged_decode(query=query(128), cache=crowd, max_seq_len=4096, policy=policy)
@@ -131,7 +138,8 @@ with compile_only() as compiled:
     variants = {}
     for k in compiled:
         variants.setdefault(k.name, set()).add(k.key)
-    found = {"kernels": found, "variants": {name: len(keys) for name, keys in variants.items()}}
+    variants = {name: len(keys) for name, keys in variants.items()}
+    found = {"kernels": found, "variants": variants, "plans": plans}
 print(json.dumps(found))
 """
 
@@ -203,6 +211,11 @@ def test_wgmma_of_one_product_are_not_waited_for_one_by_one(compiled: Any) -> No
 
 def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
     assert [n for n, k in kernels(compiled) if n.startswith("decode") and k["byte_loads"]] == []
+
+
+def test_a_plan_is_cut_by_the_tile_of_the_kernel_that_will_walk_it(report: Any) -> None:
+    shipped, by_its_tile, by_tritons = report["plans"]
+    assert shipped == by_its_tile != by_tritons
 
 
 def test_decode_leaves_room_for_two_programs_on_an_sm(compiled: Any) -> None:
