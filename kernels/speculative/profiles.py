@@ -39,9 +39,10 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm-0.26": {**_VLLM, "medusa": _vllm(method="medusa", model="{head}")},
     "vllm-0.33": _VLLM,
     "sglang-0.5": {
-        "lookup": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens}",
-        "rest": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens}"
-        " --speculative-ngram-external-corpus-path {store}",
+        "lookup": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {rows}",
+        "rest": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {rows}"
+        " --speculative-ngram-external-corpus-path {store}"
+        " --speculative-ngram-external-sam-budget {tokens}",
         "eagle": f"--speculative-algorithm EAGLE {_SGLANG.replace('{head}', '{head}/sglang')}",
         "eagle3": f"--speculative-algorithm EAGLE3 {_SGLANG}",
     },

@@ -162,6 +162,9 @@ def test_each_engine_and_method_has_flags_or_a_plain_no(capsys):
     config = json.loads(said.removeprefix("--speculative-config '").removesuffix("'"))
     assert config == {"method": "eagle3", "model": "/heads/e3", "num_speculative_tokens": 5}
     assert "--speculative-num-draft-tokens 6" in told["sglang-0.5 eagle3"]
+    # Its tokens count the last one that is known; it refuses a corpus without a budget below them.
+    assert "--speculative-num-draft-tokens 6" in told["sglang-0.5 lookup"]
+    assert told["sglang-0.5 rest"].endswith("--speculative-ngram-external-sam-budget 5")
     assert str(flags("vllm-0.26", "rest", store="a.store", tokens=8)).endswith(
         """--additional-config '{"forebay": {"store": "a.store"}}'"""
     )
