@@ -202,6 +202,42 @@ def test_who_was_late_is_made_good_for_before_anybody_is_excused() -> None:
     assert [pace.excuse(50), pace.excuse(400), pace.excuse(400)] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("passed_by", "placed_before", "placed_after", "excused"),
+    [(106, 0, 120, True), (116, 0, 120, False), (116, 120, 100, True)],
+    ids=["waited 1.06 bounds", "waited 1.16 bounds", "excused"],
+)
+def test_late_is_who_was_not_excused_and_waited_a_tenth_past_the_bound(
+    passed_by: int, placed_before: int, placed_after: int, *, excused: bool
+) -> None:
+    """Whoever was late takes one of those that may be, which is then missing for another."""
+    ordering = Bounded()
+    ordering.add(ask(0, 10_000), 0.0)
+    for number in range(1, passed_by):
+        ordering.add(ask(number, 100, arrived=float(number)), float(number))
+        assert ordering.next(float(number), lambda request: request.sequence > 0)
+    for _ in range(placed_before):
+        ordering.pace.placed()
+
+    # First come, first served would have had each of them wait for a hundred others.
+    assert drain(ordering, float(passed_by)) == [0]
+    for _ in range(placed_after):
+        ordering.pace.placed()
+    assert ordering.pace.excuse(380) is excused
+
+
+def test_whoever_is_shorter_than_half_of_all_is_never_excused() -> None:
+    pace = Pace()
+    for bin_ in (10, 20):
+        for _ in range(100):
+            pace.came(1.0, bin_, 0.0)
+            pace.gone(1.0, 0.0)
+    for _ in range(1000):
+        pace.placed()
+
+    assert [pace.excuse(bin_) for bin_ in (10, 20)] == [False, True]
+
+
 def test_one_that_is_predicted_anew_counts_once() -> None:
     told: list[tuple[float, list[bool]]] = []
     for guesses in (0, 3):
