@@ -50,6 +50,8 @@ READ_OR_WRITTEN = CONTROL_FIELDS | frozenset(
 USAGE_ROUTES = frozenset({Route.CHAT, Route.COMPLETIONS})
 """Routes that tell usage in a stream only when asked."""
 _MOST_ANSWERS = 1024
+_HOTTEST = 100.0
+"""Engines refuse more than a temperature of 2; a caller may write any number."""
 BYTES_PER_TOKEN = 4
 """Rough, and of the whole body: media in base64 count far too much, which errs on the safe side."""
 _COUNTED = 64 << 10
@@ -205,6 +207,14 @@ def output_limit(body: AnyBody) -> int | None:
             value = body.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 return value
+    return None
+
+
+def temperature_of(body: AnyBody) -> float | None:
+    """Return what a request samples with, where it says so; hotter than hot is `_HOTTEST`."""
+    value = body.get("temperature") if "temperature" in body.members else None
+    if type(value) is int or type(value) is float:
+        return float(min(max(value, 0), _HOTTEST))  # an integer may be too large for a float
     return None
 
 

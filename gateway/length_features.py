@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from forebay.policies.contracts import InvalidRequest, Route
 from forebay.scheduler.length import LengthFeatures
 
+from .intake import temperature_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 _CALLERS = frozenset({"user", "human"})
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MOST_CHARS = 200_000
+_MOST_LIMIT = 1 << 30
+"""A caller may write any number for a limit; past this one it is none."""
 
 
 def features_of(request: Request, body: AnyBody, *, answers: int, hour: int) -> LengthFeatures:
@@ -28,7 +32,6 @@ def features_of(request: Request, body: AnyBody, *, answers: int, hour: int) -> 
     text, around, turns = _conversation(request.route, body)
     schema = _get(body, "response_format") or _get(body, "guided_json")
     tools = _get(body, "tools")
-    temperature = _get(body, "temperature")
     return LengthFeatures(
         request.route,
         request.model,
@@ -44,7 +47,7 @@ def features_of(request: Request, body: AnyBody, *, answers: int, hour: int) -> 
         tools=len(tools) if isinstance(tools, list) else 0,  # type: ignore[reportUnknownArgumentType]  # any JSON
         schema=schema not in (None, {"type": "text"}),
         stop=bool(_get(body, "stop") or _get(body, "stop_sequences")),
-        temperature=temperature if isinstance(temperature, int | float) else None,
+        temperature=_temperature(body),
         hour=hour,
     )
 
@@ -99,5 +102,12 @@ def _get(body: AnyBody, name: str) -> Any:
         return None
 
 
+def _temperature(body: AnyBody) -> float | None:
+    try:
+        return temperature_of(body)
+    except InvalidRequest:
+        return None
+
+
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return min(value, _MOST_LIMIT) if type(value) is int and value > 0 else None

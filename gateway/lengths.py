@@ -45,6 +45,8 @@ RESULTS = ("cached", "failed", "idle", "large", "late", "placed", "predicted")
 MOST_BYTES = 1 << 20
 """A longer body is not read: decoding it would hold up the event loop, thread or not."""
 _MOST_REMEMBERED = 8192
+_MOST_LOG = 16.0
+"""No answer is as long as nine million tokens: what says so is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class PoolLength:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"length-{pool}")
         self._known: OrderedDict[int, Prediction] = OrderedDict()
         self._failing = False
+        self._rival_fails = False
         self._revise: Callable[[str, int], bool] = lambda _id, _tokens: False
         self._waits: Callable[[str], bool] = lambda _id: False
         self._trust: Callable[[], None] = lambda: None
@@ -178,7 +181,7 @@ class PoolLength:
         if known is not None:
             self._known.move_to_end(key)
             return known, True
-        (said,) = self._readers.champion.predict([features])
+        said = _said_by(self._readers.champion, features)
         self._known[key] = said
         if len(self._known) > _MOST_REMEMBERED:
             self._known.popitem(last=False)
@@ -219,16 +222,26 @@ class PoolLength:
             self._known.clear()
 
     def _rival(self, features: LengthFeatures) -> Prediction | None:
+        """Return the challenger's prediction; None where it is not asked, or fails."""
         challenger, rivals = self._readers.challenger, self.live.rivals
         if challenger is None or rivals is None or rivals.dropped:
             return None
-        return challenger.predict([features])[0]
+        try:
+            said = _said_by(challenger, features)
+        except Exception as error:  # noqa: BLE001 - as with the champion, which goes on without it
+            if not self._rival_fails:
+                self._rival_fails = True
+                extra = {"pool": self.pool, "reason": _reason(error)}
+                logger.warning("challenging length predictor fails", extra=extra)
+            return None
+        self._rival_fails = False
+        return said
 
     def _failed(self, error: Exception) -> None:
         self.results["failed"] += 1
         if not self._failing:
             self._failing = True
-            extra = {"pool": self.pool, "reason": f"{type(error).__name__}: {error}"[:200]}
+            extra = {"pool": self.pool, "reason": _reason(error)}
             logger.warning("length predictor fails; the mean stands in", extra=extra)
 
     # -- the loop --------------------------------------------------------------------------------
@@ -246,3 +259,15 @@ class PoolLength:
         else:
             text = "length predictions are not believed; order is fair until they are good again"
             logger.warning(text, extra={**extra, "reason": gate.reason})
+
+
+def _said_by(predictor: LengthPredictor, features: LengthFeatures) -> Prediction:
+    """Return what a predictor says. Raises ValueError where that is no length."""
+    (said,) = predictor.predict([features])
+    if not abs(said.rank) < _MOST_LOG:  # so that NaN is none, either
+        raise ValueError(f"a rank of {said.rank:g} is no logarithm of a length")
+    return said
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,30 +39,37 @@ class OutcomeLog:
 
     def write(self, features: LengthFeatures, outcome: Outcome) -> None:
         """Add an outcome; one that cannot be written is told once, and no more are."""
+        if self._file.closed:
+            return
         line = msgspec.json.encode(self._row(features, outcome)) + b"\n"
         try:
             if self._size + len(line) > self._half and self._size:
                 self._turn()
             self._file.write(line)
             self._size += len(line)
-        except (OSError, ValueError) as error:
-            if not self._file.closed:
-                logger.warning("outcomes are no longer written", extra={"reason": str(error)})
-                self.close()
+        except OSError as error:
+            self._end(error)
 
     def flush(self) -> None:
         """Write what is buffered: a quiet gateway's lines are not to wait for others."""
+        if self._file.closed:
+            return
         try:
             self._file.flush()
-        except (OSError, ValueError):
-            self.close()
+        except OSError as error:
+            self._end(error)
 
     def close(self) -> None:
         """Write what is buffered and close the file."""
         try:
             self._file.close()
         except OSError as error:
-            logger.warning("outcomes could not be written", extra={"reason": str(error)})
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        logger.warning("outcomes are no longer written", extra={"reason": str(error)})
+        with suppress(OSError):  # what is buffered cannot be written, either
+            self._file.close()
 
     def _turn(self) -> None:
         self._file.close()

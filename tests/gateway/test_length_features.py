@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_fields_of_the_request_are_told():
     assert read(Route.CHAT, odd)[4:6] == (None, 1)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "told"),
+    [(10**400, 100.0), (-(10**400), 0.0), (1e300, 100.0), (0, 0.0), (True, None), (None, None)],
+    ids=["huge", "far below", "hot", "cold", "true", "null"],
+)
+def test_a_number_of_any_size_is_one_that_can_be_reckoned_with(
+    temperature: object, told: float | None
+):
+    body: dict[str, Any] = {"messages": [], "max_tokens": 10**400, "temperature": temperature}
+    found = read(Route.CHAT, body)
+    assert (found.temperature, found.max_tokens) == (told, 1 << 30)
+
+
 def test_the_log_of_outcomes_has_an_end(tmp_path: Any):
     path = tmp_path / "outcomes"
     log = OutcomeLog(str(path), limit=1 << 16, prompts=False)
@@ -123,3 +137,19 @@ def test_the_log_of_outcomes_has_an_end(tmp_path: Any):
 def test_a_log_that_cannot_be_written_is_refused():
     with pytest.raises(ConfigError, match="cannot write outcomes to '/nowhere/x': No such file"):
         OutcomeLog("/nowhere/x", limit=1 << 16, prompts=False)
+
+
+@pytest.mark.parametrize("fault", ["full", "moved"])
+def test_a_log_that_can_be_written_no_more_is_told_once_and_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
+):
+    path = Path("/dev/full") if fault == "full" else tmp_path / "outcomes"
+    log = OutcomeLog(str(path), limit=1 << 16, prompts=False)
+    if fault == "moved":
+        (tmp_path / "outcomes.1").mkdir()
+    features = read(Route.CHAT, {"messages": [says("user", ASK)]})
+    for _ in range(1000):
+        log.write(features, Outcome("r", "p", Route.CHAT, "acme", output_tokens=5))
+    log.flush()
+    log.close()
+    assert [record.message for record in caplog.records] == ["outcomes are no longer written"]

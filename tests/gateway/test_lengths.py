@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from math import log1p
+from math import inf, log1p, nan
 from typing import TYPE_CHECKING, Self
 
+import pytest
 from msgspec import structs
 from tests.asking import a_request
 
@@ -89,3 +90,65 @@ def test_a_champion_that_was_replaced_reads_no_more():
         assert pool.results == Counter(cached=pool.results["cached"], predicted=2)
     finally:
         pool.close()
+
+
+class Says:
+    """Says the rank it was made with; raises where that is none."""
+
+    def __init__(self, rank: float | None) -> None:
+        self.rank = rank
+
+    def fit(self, examples: Sequence[Example]) -> Self:
+        raise NotImplementedError
+
+    def predict(self, features: Sequence[LengthFeatures]) -> list[Prediction]:
+        if self.rank is None:
+            raise RuntimeError("a broken one")
+        return [Prediction(1, (1, 1, 1), (1, 0, 0, 0), self.rank)] * len(features)
+
+
+def ask_once(readers: Readers) -> tuple[list[int], int, int]:
+    """Have one prompt read; return what was said of it, how often, and how often that failed."""
+    pool = PoolLength(
+        readers, pool="p", budget=30.0, rivals=Rivals() if readers.challenger else None
+    )
+    said: list[int] = []
+
+    async def main() -> None:
+        heard = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def revise(_id: str, tokens: int) -> bool:
+            said.append(tokens)
+            return True
+
+        def waits(request_id: str) -> bool:
+            if request_id == REQUEST.id:
+                return True
+            loop.call_soon_threadsafe(heard.set)  # the one thread has done with the first
+            return False
+
+        pool.bind(revise=revise, waits=waits, trust=lambda: None)
+        pool.ask(REQUEST, BODY, 1)
+        pool.ask(structs.replace(REQUEST, id="second"), BODY, 1)
+        await heard.wait()
+
+    try:
+        asyncio.run(main())
+    finally:
+        pool.close()
+    return said, pool.results["predicted"], pool.results["failed"]
+
+
+@pytest.mark.parametrize("rank", [nan, inf, -inf, 800.0, 1e308, -1e308, None])
+def test_what_is_no_length_is_a_failure_and_the_mean_stands_in(rank: float | None):
+    assert ask_once(Readers(Says(rank))) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("rank", [nan, 800.0, None])
+def test_a_challenger_that_fails_does_not_stop_the_champion(
+    rank: float | None, caplog: pytest.LogCaptureFixture
+):
+    champion = Says(log1p(30))
+    assert ask_once(Readers(champion, Says(rank))) == ([30], 1, 0)
+    assert [record.message for record in caplog.records] == ["challenging length predictor fails"]

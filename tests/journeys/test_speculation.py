@@ -92,3 +92,18 @@ def test_the_time_a_token_takes_is_compared_by_kind_of_request(go: Go, kit: Kit)
             assert 'forebay_spec_speedup_drift{kind="completions t=0",pool="p"}' in metrics
 
     go(run())
+
+
+def test_a_temperature_of_any_size_is_no_fault_of_the_gateway(go: Go, kit: Kit):
+    async def run() -> None:
+        async with kit.running(config(kit)) as gateway:
+            asked: list[Any] = [10**400, -(10**400), 1e300, "hot", None]
+            answers = [
+                await gateway.ask(kit.post(kit.chat("hello", temperature=each, max_tokens=100)))
+                for each in asked
+            ]
+            found = [(each.headers["x-forebay-endpoint"], each.status) for each in answers]
+            assert [name for name, _ in found] == ["plain", "fast", "plain", "fast", "fast"]
+            assert {status for _, status in found} <= {200, 400}, "the engine's own verdict"
+
+    go(run())
