@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -183,12 +184,35 @@ class JournalFile:
         except OSError as error:
             raise ConfigError(f"cannot write the journal {path!r}: {error.strerror}") from error
         self.path = path
-        self.write = self._file.write
-        self.flush = self._file.flush
+
+    def write(self, line: bytes) -> None:
+        """Add a line; once the file cannot be written there are no more."""
+        if not self._file.closed:
+            try:
+                self._file.write(line)
+            except OSError as error:
+                self._end(error)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        if not self._file.closed:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._end(error)
 
     def close(self) -> None:
         """Write what is buffered; what comes after is forgotten."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        extra = {"path": self.path, "reason": str(error)}
+        logger.warning("the journal is no longer written", extra=extra)
+        with suppress(OSError):  # what is buffered cannot be written, either
+            self._file.close()
 
 
 def journal_of(section: sections.Pool, now: JournalFile | None) -> JournalFile | None:

@@ -272,3 +272,16 @@ def test_a_long_request_that_waits_elsewhere_outlives_a_reload_unless_its_model_
             waiting.leave()
 
     go(main())
+
+
+def test_a_journal_on_a_full_disk_ends_and_stops_nobody(go: Go, kit: Kit):
+    async def run() -> None:
+        pool = {"order": "ml", "scheduling": {"journal": "/dev/full"}}
+        async with kit.running(kit.config([kit.sim()], pool=pool)) as gateway:
+            for _ in range(2):
+                assert (await gateway.ask(kit.post(kit.chat()))).status == 200
+                gateway.pool.arrangement.flush()
+            told = [json.loads(line)["event"] for line in gateway.records.lines]
+            assert told.count("the journal is no longer written") == 1
+
+    go(run())
