@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zlib
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
-from forebay.policies.contracts import ConfigError
+from forebay.policies.contracts import ConfigError, Route
+from forebay.scheduler.length import LengthFeatures
 from forebay.scheduler.length.encoder import FILES, Encoder
 
 if TYPE_CHECKING:
@@ -22,20 +28,61 @@ def default_folder() -> Path:
 
 
 def load_encoder(folder: Path | None = None) -> Encoder:
-    """Load an encoder, the default one without a folder. Raises ConfigError."""
+    """Load an encoder, the default one without a folder, and try it. Raises ConfigError."""
     where = folder or default_folder()
     try:
-        return Encoder.from_files({name: (where / name).read_bytes() for name in FILES})
+        contents = _read(where)
     except OSError as error:
         raise ConfigError(f"no weights in {str(where)!r}: {_why(error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the weights in {str(where)!r} cannot be read: {error}") from error
+    try:
+        encoder = Encoder.from_files(contents)
+        _try(encoder)
+    except Exception as error:  # numpy's, zip's and ONNX Runtime's have no base in common
+        text = f"the weights in {str(where)!r} cannot be read: {_damage(error)}"
+        raise ConfigError(text) from error
+    return encoder
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    """Read the files of one folder: a new one that takes its place meanwhile is not mixed in."""
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def within(name: str, flags: int) -> int:
+        return os.open(name, flags, dir_fd=at)
+
+    contents: dict[str, bytes] = {}
+    try:
+        for name in FILES:
+            with open(name, "rb", opener=within) as file:
+                contents[name] = file.read()
+    finally:
+        os.close(at)
+    return contents
+
+
+def _try(encoder: Encoder) -> None:
+    """Have one prompt read, by the last model and of the last words; ValueError if that fails."""
+    parts = encoder.parts_
+    model = parts.models[-1] if parts.models else ""
+    text = " ".join(parts.vocabulary[-8:])
+    (said,) = encoder.predict([LengthFeatures(Route.CHAT, model, "", 1, text=text)])
+    if not isfinite(said.rank):
+        raise ValueError(f"they predict {said.rank} for a prompt, so they are damaged")
 
 
 def _why(error: OSError) -> str:
     """Say which of the files is not to be had, and why."""
-    name = Path(error.filename).name if error.filename else "the folder"
-    return f"{name}: {(error.strerror or str(error)).lower()}"
+    why = (error.strerror or str(error)).lower()
+    return f"{error.filename}: {why}" if error.filename in FILES else why
+
+
+def _damage(error: Exception) -> str:
+    """Say what is wrong, and with which of the files where its reader does not."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"meta.json: {error}"
+    if isinstance(error, BadZipFile | zlib.error | EOFError):
+        return f"text.npz: {error}"
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def save(folder: Path, contents: Mapping[str, bytes]) -> None:

@@ -220,13 +220,13 @@ def test_no_example_is_warned_of(file: Path):
             "scheduling: {predictor: encoder, prediction: {weights: /nowhere}}",
             "",
             "pools[0].scheduling.prediction.weights",
-            "no weights in '/nowhere': meta.json: no such file or directory",
+            "no weights in '/nowhere': no such file or directory",
         ),
         (
             "scheduling: {predictor: 'http://p:1', prediction: {challenger: /nowhere}}",
             "",
             "pools[0].scheduling.prediction.challenger",
-            "no weights in '/nowhere': meta.json: no such file or directory",
+            "no weights in '/nowhere': no such file or directory",
         ),
         (
             "scheduling: {predictor: linear, prediction: {outcomes: /nowhere/log.jsonl}}",
