@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import structs
 
-from forebay.policies.contracts import Route
+from forebay.policies.contracts import Route  # noqa: TC001 - msgspec reads the annotations
 from forebay.scheduler.length import LengthFeatures
 
 if TYPE_CHECKING:
@@ -24,29 +25,45 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 8 << 20
 _MOST_FEATURES = 256
+_MOST = 1 << 30
+_Number = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+
+
+class _Asked(msgspec.Struct):
+    """`LengthFeatures` as they come, each within what it can be."""
+
+    route: Route
+    model: str
+    tenant: str
+    prompt_tokens: _Number
+    max_tokens: _Number | None = None
+    answers: _Number = 1
+    text: str = ""
+    template: str = ""
+    turns: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1
+    tools: _Number = 0
+    schema: bool = False
+    stop: bool = False
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    hour: Annotated[int, msgspec.Meta(ge=0, le=23)] | None = None
+
+
+class _Ask(msgspec.Struct):
+    features: Annotated[list[_Asked], msgspec.Meta(max_length=_MOST_FEATURES)]
+
+
+_asked = msgspec.json.Decoder(_Ask).decode
 
 
 def answer(predictor: LengthPredictor, body: bytes) -> tuple[int, bytes]:
     """Return status and body for a request's body."""
     try:
-        told = msgspec.json.decode(body)["features"]
-        features = [_features(each) for each in told[:_MOST_FEATURES]]
-        said = [each._asdict() for each in predictor.predict(features)] if features else []
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        return 400, msgspec.json.encode(
-            {"error": f"no list of 'features' in the body: {_why(error)}"}
-        )
+        told = _asked(body).features
+    except (msgspec.DecodeError, RecursionError) as error:
+        return 400, msgspec.json.encode({"error": f"no list of 'features' in the body: {error}"})
+    features = [LengthFeatures(*structs.astuple(each)) for each in told]
+    said = [each._asdict() for each in predictor.predict(features)] if features else []
     return 200, msgspec.json.encode({"predictions": said})
-
-
-def _why(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _features(told: dict[str, Any]) -> LengthFeatures:
-    known: dict[str, Any] = {name: told[name] for name in LengthFeatures._fields if name in told}
-    known |= {"route": Route(known["route"]), "text": str(known["text"])}
-    return LengthFeatures(**known)
 
 
 class Server:
