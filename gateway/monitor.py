@@ -138,17 +138,16 @@ class Monitor:
         # Wanted by pools that speculate only.
         from forebay.adapters.speculation import read_speculation  # noqa: PLC0415 - only where it is needed
 
+        reading = None
         try:
             async with asyncio.timeout(self._pool.section.health.timeout):
                 http = self._http(endpoint)
                 reading = await read_speculation(http, endpoint.target, endpoint.section.engine)
         except (TimeoutError, EngineFailed):
-            return
+            pass
         except Exception:
             logger.exception("speculation reading failed", extra={"endpoint": endpoint.name})
-            return
-        if reading is not None:
-            self._pool.upkeep.speculated(endpoint, reading, self._now())
+        self._pool.upkeep.speculated(endpoint, reading, self._now())
 
     async def _ask_load(self) -> Load:
         embedded = self._endpoint.embedded

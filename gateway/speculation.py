@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forebay.scheduler.speculation import Acceptance, AcceptanceSettings, WeeksAverage
 
+from .intake import temperature_of
 from .telemetry.snapshot import SpeculationStatus
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class PoolSpeculation:
 
     def judge(self, body: AnyBody, output_tokens: int, route: str) -> tuple[bool, str]:
         """Return whether speculation pays for a request, and which kind of request it is."""
-        temperature = _temperature(body)
+        temperature = temperature_of(body)
+        if temperature is None:
+            temperature = 1.0  # what engines take
         pays = (
             temperature <= self.section.max_temperature
             and output_tokens >= self.section.min_output_tokens
@@ -73,11 +76,11 @@ class PoolSpeculation:
             method = endpoint.section.speculative
             endpoint.view.speculates = None if method is None else self._acceptance(endpoint).pays
 
-    def read(self, endpoint: Endpoint, reading: Reading, now: float) -> bool:
-        """Take in a reading; True when requests are to go elsewhere, or to come back."""
+    def read(self, endpoint: Endpoint, reading: Reading | None, now: float) -> bool:
+        """Take in a reading, or None where there is none; True when requests go elsewhere now."""
         own = self._acceptance(endpoint)
         rate = own.rate
-        if not own.read(reading, now):
+        if not (own.wait(now) if reading is None else own.read(reading, now)):
             return False
         logger.warning(
             "speculation changed state",
@@ -133,12 +136,6 @@ class PoolSpeculation:
         if own is None:
             own = self._of[endpoint.name] = Acceptance(self._settings)
         return own
-
-
-def _temperature(body: AnyBody) -> float:
-    """Return what a request samples with; engines take 1 where nothing is said."""
-    value = body.get("temperature") if "temperature" in body.members else None
-    return float(value) if isinstance(value, int | float) else 1.0
 
 
 def _warmth(temperature: float) -> str:

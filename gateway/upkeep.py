@@ -161,8 +161,8 @@ class Upkeep:
 
     # -- readings --------------------------------------------------------------------------------
 
-    def speculated(self, endpoint: Endpoint, reading: Drafts, now: float) -> None:
-        """Take in what an engine says of its drafts."""
+    def speculated(self, endpoint: Endpoint, reading: Drafts | None, now: float) -> None:
+        """Take in what an engine says of its drafts; None where it says nothing."""
         speculation = self._pool.speculation
         if speculation is not None and speculation.read(endpoint, reading, now):
             self._pool.wake(now)

@@ -4,7 +4,7 @@ Theory of operation. Readings of the engine's counters come in; their growth ove
 the acceptance rate. Below `least` the endpoint is `off`: requests for which drafts were to pay go
 to plain ones. With no such traffic nothing more is learnt, so after `rest` it is on `trial`: it
 gets its share again, and the first window with enough drafts decides. A trial that fails doubles
-the rest.
+the rest. An engine whose counters cannot be read any more is tried likewise, by `wait`.
 
 The rate is also followed slowly, over about a week, so that a drift shows: a head that was trained
 on last month's traffic.
@@ -110,17 +110,30 @@ class Acceptance:
             self._judge(reading, now)
         return self.stand is not before
 
+    def wait(self, now: float) -> bool:
+        """Take in that nothing could be read; True when what is thought of it has changed."""
+        if self._readings and now - self._readings[-1][0] > self.settings.window_s:
+            self._readings.clear()
+            self.rate = self.length = None
+        if self.stand is not Stand.OFF or now < self._rest_until:
+            return False
+        self.stand = Stand.TRIAL
+        return True
+
     def _measure(self, reading: Reading, now: float) -> None:
         readings = self._readings
-        if readings and reading.drafts < readings[-1][1].drafts:
-            readings.clear()  # the engine has started anew
+        if readings and _fewer(reading, readings[-1][1]):
+            readings.clear()  # the engine has started anew, or one of its ranks
         readings.append((now, reading))
         while len(readings) > 2 and readings[1][0] <= now - self.settings.window_s:
             readings.popleft()
+        since, first = readings[0]
         if reading.rate is not None:
+            fresh = reading.rate != first.rate or now - since >= self.settings.window_s
+            if self.stand is Stand.TRIAL and not fresh:
+                return  # what it was before the trial: nothing has been drafted since
             self.rate, self.length = reading.rate, reading.length
             return
-        first = readings[0][1]
         drafts, drafted = reading.drafts - first.drafts, reading.drafted - first.drafted
         if drafts < self.settings.min_drafts or drafted <= 0:
             self.rate = self.length = None
@@ -149,3 +162,10 @@ class Acceptance:
         self.rate = self.length = None
         self._readings.clear()
         self._readings.append((now, reading))
+
+
+def _fewer(now: Reading, before: Reading) -> bool:
+    """Tell whether one of the counters has gone back."""
+    return (
+        now.drafts < before.drafts or now.drafted < before.drafted or now.accepted < before.accepted
+    )

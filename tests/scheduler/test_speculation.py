@@ -99,3 +99,38 @@ def test_an_engine_that_only_shows_a_rate_is_believed():
     own = Acceptance(SETTINGS)
     assert own.read(Reading(rate=0.4, length=1.2), 1.0)
     assert (own.stand, own.pays) == (Stand.OFF, False)
+
+
+def test_an_engine_that_started_anew_unseen_is_not_blamed_for_it():
+    own = Acceptance(SETTINGS)
+    own.read(Reading(1000, 4000, 3000), 0.0)
+    own.read(Reading(1100, 4400, 100), 1.0)
+    assert (own.rate, own.stand) == (None, Stand.ON)
+
+
+def test_an_engine_that_says_nothing_any_more_is_tried_again_all_the_same():
+    engine = Engine()
+    engine.run(5, 0.1)
+    own, now = engine.own, engine.now
+    assert [own.wait(now + 1.0), own.pays] == [False, False]
+    assert [own.wait(now + 60.0), own.stand, own.rate] == [True, Stand.TRIAL, None]
+    assert not own.wait(now + 61.0)
+    engine.now += 70.0
+    assert engine.run(5, 0.9)[-1] is Stand.ON
+
+
+def test_a_trial_is_not_judged_by_the_rate_that_was_shown_before_it():
+    own = Acceptance(SETTINGS)
+    shown = Reading(rate=0.4, length=1.2)
+    for now in (1.0, 32.0, 33.0):
+        own.read(shown, now)
+    assert own.stand is Stand.TRIAL
+    own.read(Reading(rate=0.8, length=2.4), 34.0)
+    assert own.stand is Stand.ON
+
+
+def test_a_trial_in_which_the_rate_stays_what_it_was_ends_with_the_window():
+    own = Acceptance(SETTINGS)
+    for now in (1.0, *(float(each) for each in range(32, 43))):
+        own.read(Reading(rate=0.0, length=0.0), now)
+    assert own.stand is Stand.OFF
