@@ -9,6 +9,7 @@ The launch side: settings, workspace, plan and the op. The two stages are in dec
 """
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -170,7 +171,127 @@ def decode_plan(
     )
 
 
-def paged_decode(  # noqa: PLR0915 - checks, cut and launches, one after another
+class _Cut(NamedTuple):
+    """How a step's tokens are divided: by a plan, or by what can be known on the host."""
+
+    plan: Plan | None
+    static: StaticSplits
+    grid: tuple[int, int, int]
+    items: int
+    states: int
+    """Of all sequences, at most: a part of a plan may end one and begin the next."""
+
+    @property
+    def split(self) -> bool:
+        """Whether a sequence may have several states, to be merged."""
+        return self.plan is not None or self.static.max_splits > 1
+
+    @property
+    def sums(self) -> tuple[int, int, int, int]:
+        """What the kernels cut by where there is no plan."""
+        static = self.static
+        return static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens
+
+
+class _Step(NamedTuple):
+    """One call's tensors and settings, as both stages take them."""
+
+    query: torch.Tensor
+    cache: PagedCache
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    cu_query: torch.Tensor | None
+    max_query_len: int
+    scale: float
+    rule: Rule
+    config: DecodeConfig
+    cut: _Cut
+    workspace: Workspace | None
+    pdl: bool
+
+
+def _static_cut(
+    query: torch.Tensor, cache: PagedCache, programs: int, *, max_query_len: int, max_seq_len: int,
+    rule: Rule, config: DecodeConfig, policy: Policy, fixed_tokens: int,
+) -> _Cut:  # fmt: skip
+    bound = max_seq_len
+    if rule.window:
+        bound = min(bound, rule.window + max_query_len + config.block_n)
+    sequences = cache.seq_lens.shape[0]
+    sms = sm_count(query.device)
+    static = static_splits(
+        policy,
+        programs=programs * sequences,
+        slots=sms * config.resident,
+        sms=sms,
+        max_len=bound,
+        fixed_tokens=-(-fixed_tokens // config.block_n) * config.block_n,
+        min_tokens=config.min_tokens,
+    )
+    items = static.max_splits * sequences
+    return _Cut(None, static, (programs, static.max_splits, sequences), items, items)
+
+
+def _planned_cut(plan: Plan, programs: int) -> _Cut:
+    return _Cut(plan, StaticSplits(1), (programs, plan.columns, 1), plan.capacity, 2 * plan.columns)
+
+
+def _split_by_gluon(step: _Step) -> None:
+    """Run stage 1 in the Gluon kernel of decode_hopper."""
+    query, cache, config, cut = step.query, step.cache, step.config, step.cut
+    _, heads, dim = query.shape
+    table, indptr, stride_table = cache.index()
+    work = step.workspace
+    part_out, part_lse = (work.out, work.lse) if work else (None, None)
+    items, parts = (cut.plan.items, cut.plan.parts) if cut.plan else (None, None)
+    gluon_kernel("decode_hopper", triton.__version__)[cut.grid](
+        query, cache.key, cache.value, *page_maps(cache, config.hopper), step.out, step.lse,
+        part_out, part_lse, table, indptr, cache.seq_lens, step.cu_query, items, parts,
+        step.rule.tree, step.scale * LOG2E, step.max_query_len, *cut.sums, stride_table,
+        *strides(query, cache, step.out)[:10],
+        KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, DIM=dim, PAGE=cache.page,
+        SPLIT=cut.split, PDL=step.pdl, BLOCK_M=config.block_m, BLOCK_N=config.hopper,
+        STAGES=config.hopper_stages, num_warps=4, launch_pdl=step.pdl,
+        maxnreg=168 if config.block_m == 128 else 128,
+    )  # fmt: skip
+
+
+def _split_by_triton(step: _Step, fixed: dict[str, Any], *, fused: bool) -> None:
+    """Run stage 1; fused: the last program of a sequence merges its states."""
+    query, cache, rule, config, cut = step.query, step.cache, step.rule, step.config, step.cut
+    table, indptr, stride_table = cache.index()
+    work = step.workspace
+    part_out, part_lse = (work.out, work.lse) if work else (None, None)
+    items_of = (cut.plan.items, cut.plan.first, cut.plan.parts) if cut.plan else (None, None, None)
+    # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
+    words = cache.is_quantised and config.block_m < 64 and query.dtype != torch.float32
+    words = words and cache.value.shape[3] % 4 == 0
+    decode_split_kernel[cut.grid](
+        query, cache.key, cache.value, cache.key_scale, cache.value_scale, step.out, step.lse,
+        part_out, part_lse, work.arrived if fused and work else None, table, indptr,
+        cache.seq_lens, step.cu_query, *items_of, rule.tree, rule.sinks, step.scale * LOG2E,
+        rule.soft_cap * LOG2E, step.max_query_len, *cut.sums, stride_table,
+        *strides(query, cache, step.out), **fixed, WORDS=words,
+        SPLIT=cut.split, PDL=step.pdl, PEEL=config.peel, HOIST=config.hoist,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=step.pdl,
+    )  # fmt: skip
+
+
+def _merge(step: _Step, block_v: int, *, many: bool) -> None:
+    """Run stage 2: merge each sequence's states."""
+    cache, cut, work, out = step.cache, step.cut, step.workspace, step.out
+    heads = step.query.shape[1]
+    decode_merge_kernel[(heads, step.max_query_len, cache.seq_lens.shape[0])](
+        out, step.lse, work.out, work.lse, cache.seq_lens, step.cu_query,
+        cut.plan.first if cut.plan else None, step.max_query_len, *cut.sums, out.stride(0),
+        out.stride(1), HEADS=heads, VALUE_DIM=cache.value.shape[3], WINDOW=step.rule.window,
+        PDL=step.pdl, BLOCK_N=step.config.block_n, BLOCK_S=16 if many else 4, BLOCK_V=block_v,
+        num_warps=2 if block_v <= 128 else 4, launch_pdl=step.pdl,
+    )  # fmt: skip
+
+
+def paged_decode(
     *,
     query: torch.Tensor,
     cache: PagedCache,
@@ -218,84 +339,34 @@ def paged_decode(  # noqa: PLR0915 - checks, cut and launches, one after another
         out = torch.empty(tokens, heads, value_dim, dtype=query.dtype, device=query.device)
     if sequences == 0:
         return out
-    programs = _programs(query, cache, config, max_query_len)
-    slots = sm_count(query.device) * config.resident
     if policy == "balanced" and plan is None:
         plan = decode_plan(
-            query=query,
-            cache=cache,
-            cu_query=cu_query,
-            max_query_len=max_query_len,
-            rule=rule,
+            query=query, cache=cache, cu_query=cu_query, max_query_len=max_query_len, rule=rule,
             config=config,
-        )
-    if plan is None:
-        bound = max_seq_len
-        if rule.window:
-            bound = min(bound, rule.window + max_query_len + config.block_n)
-        static = static_splits(
-            policy,
-            programs=programs * sequences,
-            slots=slots,
-            sms=sm_count(query.device),
-            max_len=bound,
-            fixed_tokens=-(-fixed_tokens // config.block_n) * config.block_n,
-            min_tokens=config.min_tokens,
-        )
-        grid = (programs, static.max_splits, sequences)
-        items = static.max_splits * sequences
-        split = static.max_splits > 1
+        )  # fmt: skip
+    programs = _programs(query, cache, config, max_query_len)
+    if plan is not None:
+        cut = _planned_cut(plan, programs)
     else:
-        static = StaticSplits(1)
-        grid = (programs, plan.columns, 1)
-        items = plan.capacity
-        split = True
-    if split:
-        workspace = _room(workspace, items, max_query_len, heads, value_dim, query.device)
-    use_pdl = starts_early(query.device) and (pdl is None or pdl)
-    table, indptr, stride_table = cache.index()
-    scale = dim**-0.5 if scale is None else scale
+        cut = _static_cut(
+            query, cache, programs, max_query_len=max_query_len, max_seq_len=max_seq_len,
+            rule=rule, config=config, policy=policy, fixed_tokens=fixed_tokens,
+        )  # fmt: skip
+    if cut.split:
+        workspace = _room(workspace, cut.items, max_query_len, heads, value_dim, query.device)
+    step = _Step(
+        query, cache, out, lse, cu_query, max_query_len, dim**-0.5 if scale is None else scale,
+        rule, config, cut, workspace, starts_early(query.device) and (pdl is None or pdl),
+    )  # fmt: skip
     fixed = constants(query, cache, rule)
-    # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
-    words = cache.is_quantised and config.block_m < 64 and query.dtype != torch.float32
-    words = words and value_dim % 4 == 0
-    # A part of a plan may end one sequence and begin the next: two states.
-    states = items if plan is None else 2 * plan.columns
     # The two ways of merging round differently, and which it is depends on the batch.
     invariant = policy == "fixed" and plan is None
-    fused = split and not invariant and not config.hopper and states <= config.fused * sequences
-    many = invariant or items // sequences > 4
-    sums = (static.max_splits, static.min_tokens, static.single_below, static.fixed_tokens)
-    part_out, part_lse = (workspace.out, workspace.lse) if workspace else (None, None)
-    items_of = (plan.items, plan.first, plan.parts) if plan else (None, None, None)
+    merges = cut.split and not invariant and not config.hopper
+    fused = merges and cut.states <= config.fused * sequences
     if config.hopper:
-        gluon_kernel("decode_hopper", triton.__version__)[grid](
-            query, cache.key, cache.value, *page_maps(cache, config.hopper), out, lse, part_out,
-            part_lse, table, indptr, cache.seq_lens, cu_query, items_of[0], items_of[2], rule.tree,
-            scale * LOG2E, max_query_len, *sums, stride_table, *strides(query, cache, out)[:10],
-            KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, DIM=dim, PAGE=cache.page,
-            SPLIT=split, PDL=use_pdl, BLOCK_M=config.block_m, BLOCK_N=config.hopper,
-            STAGES=config.hopper_stages, num_warps=4, launch_pdl=use_pdl,
-            maxnreg=168 if config.block_m == 128 else 128,
-        )  # fmt: skip
+        _split_by_gluon(step)
     else:
-        decode_split_kernel[grid](
-            query, cache.key, cache.value, cache.key_scale, cache.value_scale, out, lse,
-            part_out, part_lse, workspace.arrived if fused else None, table, indptr,
-            cache.seq_lens, cu_query, *items_of, rule.tree, rule.sinks, scale * LOG2E,
-            rule.soft_cap * LOG2E, max_query_len, *sums, stride_table,
-            *strides(query, cache, out), **fixed, WORDS=words,
-            SPLIT=split, PDL=use_pdl, PEEL=config.peel, HOIST=config.hoist,
-            BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-            num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
-        )  # fmt: skip
-    if split and not fused:
-        block_v = fixed["BLOCK_V"]
-        decode_merge_kernel[(heads, max_query_len, sequences)](
-            out, lse, workspace.out, workspace.lse, cache.seq_lens, cu_query,
-            plan.first if plan else None, max_query_len, *sums, out.stride(0), out.stride(1),
-            HEADS=heads, VALUE_DIM=value_dim, WINDOW=rule.window, PDL=use_pdl,
-            BLOCK_N=config.block_n, BLOCK_S=16 if many else 4, BLOCK_V=block_v,
-            num_warps=2 if block_v <= 128 else 4, launch_pdl=use_pdl,
-        )  # fmt: skip
+        _split_by_triton(step, fixed, fused=fused)
+    if cut.split and not fused:
+        _merge(step, fixed["BLOCK_V"], many=invariant or cut.items // sequences > 4)
     return out
