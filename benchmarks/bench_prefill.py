@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_decode import Bench, error, say, tensors
+from bench_decode import Bench, say, tensors
 from kernels_common import Report, precompile, time_rotating
 from kernels_peers import PEERS
 
 from forebay.kernels.attention.prefill import paged_prefill
 from forebay.kernels.attention.reference import attention_reference
-from forebay.kernels.testing import tolerance
 
 SHAPES = [(2048, 0), (4096, 0), (8192, 0), (4096, 8192), (512, 32768)]
 HEADS, KV_HEADS, DIM = 32, 8, 128
+LAST = slice(-64, None)
 
 
 def flops(chunk: int, prefix: int) -> float:
@@ -86,21 +86,12 @@ def paged_peer(name: str, bench: Bench, query, cache: Any, want: Any) -> dict[st
         return times
     for label, call in calls.items():
         try:
-            right(call(0), want)
+            bench.check(call(0), (LAST, want))
             times[label] = time_rotating([lambda call=call: call(0)] * 4)
         except Exception as problem:  # noqa: BLE001 - likewise
             torch.cuda.synchronize()
             say(f"skip {label}: {type(problem).__name__}: {str(problem)[:300]}")
     return times
-
-
-def right(out: torch.Tensor, want: torch.Tensor) -> float:
-    """Compare the last 64 rows with the reference; raise when out of tolerance."""
-    whole, worst = error(out[-64:], want)
-    limit = tolerance(torch.bfloat16)
-    if not (whole <= limit[0] and worst <= limit[1]):
-        raise AssertionError(f"wrong result: {whole:.2e}, worst row {worst:.2e}")
-    return whole
 
 
 def main() -> None:
@@ -129,8 +120,8 @@ def main() -> None:
 
                 us = time_rotating([call] * 4)
                 last = torch.tensor([0, 64], device="cuda")
-                want, _ = attention_reference(query=query[-64:], cache=cache, cu_query=last)
-                whole = right(out, want)
+                want, _ = attention_reference(query=query[LAST], cache=cache, cu_query=last)
+                whole = bench.check(out, (LAST, want))
                 others = (
                     peers(bench, query, cache, prefix, want, options.peers) if kv == "bf16" else {}
                 )

@@ -5,15 +5,14 @@
 """Other people's paged attention, called on our cache: what the tables hold beside ours.
 
 Each function returns calls over set i, by label; an import that fails is the reason that is printed
-for its absence. Calls marked `masked` take a tree.
+for its absence. FlashInfer alone takes a tree.
 """
 
-import inspect
 from typing import Any
 
 import torch
 
-__all__ = ["PEERS", "flashinfer", "pages_in_order"]
+__all__ = ["PEERS"]
 
 
 def sdpa(bench, sets, lens: list[int], q: int, tree: Any) -> dict[str, Any]:
@@ -43,16 +42,6 @@ def sdpa(bench, sets, lens: list[int], q: int, tree: Any) -> dict[str, Any]:
         "sdpa_flash": make(SDPBackend.FLASH_ATTENTION),
         "sdpa_cudnn": make(SDPBackend.CUDNN_ATTENTION),
     }
-
-
-def varlen(bench, sets, lens: list[int], q: int, tree: Any) -> dict[str, Any]:
-    """FlashAttention 2 inside torch, paged, where this torch has that argument."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    if "block_table" not in inspect.signature(varlen_attn).parameters:
-        raise RuntimeError(f"varlen_attn has no block_table: {inspect.signature(varlen_attn)}")
-    del bench, sets, lens, q, tree
-    return {}
 
 
 def starts(count: int, q: int) -> torch.Tensor:
@@ -188,7 +177,6 @@ def flashinfer(bench, sets, lens: list[int], q: int, tree: Any) -> dict[str, Any
 
 PEERS = {
     "sdpa": sdpa,
-    "varlen": varlen,
     "vllm_triton": vllm_triton,
     "flash_attn_3": flash_attention_3,
     "flashinfer": flashinfer,

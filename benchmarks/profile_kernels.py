@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from bench_decode import Bench, chain
+from bench_decode import Bench
 from bench_rejection import arguments
 from kernels_common import pool_tables
 
@@ -19,13 +19,14 @@ from forebay.kernels.attention.layout import Rule
 from forebay.kernels.attention.mla import mla_decode
 from forebay.kernels.attention.prefill import paged_prefill
 from forebay.kernels.sampling.rejection import rejection_sample
+from forebay.kernels.testing import binary_trees
 
 
 def decode(kv: str = "bf16", new: int = 1) -> None:
     """8 sequences of 4k, cut as the default does."""
     bench = Bench("L3-8B", page=16, kv=kv, gib=1)
     sets = bench.sets([4096] * 8, new)
-    rule = Rule(tree=chain(new, 8)) if new > 8 else None
+    rule = Rule(tree=binary_trees([new] * 8)) if new > 8 else None
     bench.ours(sets, [4096] * 8, q=new, rule=rule)(0)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "DTYPES",
     "Case",
     "assert_close",
+    "binary_trees",
     "dequantised",
     "error",
     "make_case",
@@ -108,6 +109,17 @@ def make_case(
         flat = torch.cat([table[b, :count] for b, count in enumerate(counts)])
         cache = PagedCache(key, value, lens, indptr=indptr, indices=flat)
     return Case(query, cache, cu, max([*query_lens, 1]), max(seq_lens))
+
+
+def binary_trees(counts: list[int], device: str = DEVICE) -> torch.Tensor:
+    """Ancestor bits of trees, one after another, in which node i hangs under (i - 1) // 2."""
+    bits: list[int] = []
+    for count in counts:
+        mine: list[int] = []
+        for node in range(count):
+            mine.append((mine[(node - 1) // 2] if node else 0) | 1 << node)
+        bits += mine
+    return torch.tensor([b - (1 << 64) if b >> 63 else b for b in bits], device=device)
 
 
 def quantise_cache(cache: PagedCache, dtype: torch.dtype) -> PagedCache:

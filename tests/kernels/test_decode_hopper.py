@@ -15,22 +15,11 @@ pytest.importorskip("triton", reason="kernels need triton")
 from forebay.kernels.attention.decode import DecodeConfig, decode_config, decode_plan, paged_decode
 from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.reference import attention_reference
-from forebay.kernels.testing import DEVICE, Case, assert_close, make_case
+from forebay.kernels.testing import DEVICE, Case, assert_close, binary_trees, make_case
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 ONE = DecodeConfig(64, 64, 4, 1, 2, hopper=64, hopper_stages=3)
 TWO = DecodeConfig(128, 64, 8, 1, 1, hopper=128, hopper_stages=2)
-
-
-def trees(lens: list[int]) -> Any:
-    """Ancestor bits of binary trees: node i hangs under (i - 1) // 2."""
-    bits: list[int] = []
-    for count in lens:
-        mine: list[int] = []
-        for node in range(count):
-            mine.append((mine[(node - 1) // 2] if node else 0) | 1 << node)
-        bits += mine
-    return torch.tensor([b - (1 << 64) if b >> 63 else b for b in bits], device=DEVICE)
 
 
 def check(case: Case, rule: Rule | None = None, **options: Any) -> None:
@@ -72,7 +61,7 @@ def test_it_over_pages_groups_and_dims(
         dim=dim, page=page, dtype=dtype, csr=page == 1,
     )  # fmt: skip
     for policy in ("occupancy", "balanced"):
-        check(case, Rule(tree=trees(lens)) if tree else None, config=config, policy=policy)
+        check(case, Rule(tree=binary_trees(lens)) if tree else None, config=config, policy=policy)
 
 
 @pytest.mark.gpu
@@ -84,7 +73,7 @@ def test_the_shipped_settings_over_every_cut(policy: str, nodes: list[int]) -> N
         seq_lens=[nodes[0] + 4000, nodes[1], 700, 129, 2000], query_lens=nodes, heads=32,
         kv_heads=8, dim=128, dtype=torch.bfloat16, layout="side_by_side",
     )  # fmt: skip
-    for rule in (None, Rule(tree=trees(nodes))):
+    for rule in (None, Rule(tree=binary_trees(nodes))):
         check(case, rule, policy=policy)
 
 
@@ -106,7 +95,7 @@ def test_a_graph_captured_on_short_sequences_replays_on_long_ones() -> None:
         dtype=torch.bfloat16,
     )  # fmt: skip
     lens = case.cache.seq_lens.clone()
-    rule = Rule(tree=trees([64] * 3))
+    rule = Rule(tree=binary_trees([64] * 3))
     shared: dict[str, Any] = {"query": case.query, "cache": case.cache, "max_query_len": 64}
     out = torch.full_like(case.query, math.nan)
     plan = decode_plan(**shared, rule=rule)
