@@ -61,13 +61,15 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 
 def _try(encoder: Encoder) -> None:
-    """Have one prompt read, by the last model and of the last words; ValueError if that fails."""
+    """Have one prompt read, by the last model and of the last words; raises where none can be."""
     parts = encoder.parts_
     model = parts.models[-1] if parts.models else ""
     text = " ".join(parts.vocabulary[-8:])
-    (said,) = encoder.predict([LengthFeatures(Route.CHAT, model, "", 1, text=text)])
-    if not isfinite(said.rank):
-        raise ValueError(f"they predict {said.rank} for a prompt, so they are damaged")
+    # Before calibration, where poor weights may say of an odd prompt more than a float can hold.
+    (said,) = encoder.say([LengthFeatures(Route.CHAT, model, "", 1, text=text)])
+    found = said.residual + said.ridge
+    if not isfinite(found):
+        raise ValueError(f"they predict {found} for a prompt, so they are damaged")
 
 
 def _why(error: OSError) -> str:

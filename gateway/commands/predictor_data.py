@@ -122,7 +122,7 @@ def _read_set(name: str, kinds: Mapping[str, Path], *, wide: bool) -> Iterator[E
             if prompt:
                 _check_text(prompt, "prompt")
                 yield from _examples(name, prompt, row, wide=wide)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{lengths}: row {number}: {error}") from None
 
 
@@ -196,7 +196,7 @@ def _examples(name: str, prompt: str, row: dict[str, Any], *, wide: bool) -> Ite
 def _count(row: Mapping[str, Any], column: str) -> int:
     try:
         number = int(row[column])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
     if number < 0:
         raise ValueError(f"'{column}' must be a whole number of at least 0")

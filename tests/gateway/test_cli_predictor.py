@@ -134,6 +134,16 @@ def test_a_wide_file_has_an_answer_at_each_temperature(tmp_path: Path):
             "a.jsonl: row 1: 'out_tokens' must be a whole number of at least 0",
         ),
         (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": 1e400}'},
+            [],
+            "a.jsonl: row 1: 'out_tokens' must be a whole number of at least 0",
+        ),
+        (
+            {"a.jsonl": '{"prompt": "x", "out_tokens": 3, "prompt_tokens": 1e400}'},
+            [],
+            "a.jsonl: row 1: cannot convert float infinity to integer",
+        ),
+        (
             {"a.jsonl": '{"prompt": "x", "out_tokens": -3}'},
             [],
             "a.jsonl: row 1: 'out_tokens' must be a whole number of at least 0",
