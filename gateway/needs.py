@@ -34,6 +34,9 @@ def find_missing(config: Config, file: Path) -> list[tuple[Place, str]]:
         if fault is not None:
             found.append((("pools", i, "prefix", "tokenizer"), fault))
         found += _lengths(pool.scheduling, ("pools", i, "scheduling"))
+        journal = pool.scheduling.journal
+        if journal is not None:
+            found += _writable(("pools", i, "scheduling", "journal"), Path(journal))
     if config.auth.jwt is not None and not is_there("oidc"):
         found.append((("auth", "jwt"), needs("auth.jwt", "oidc")))
     ledger = config.state.ledger

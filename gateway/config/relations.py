@@ -46,6 +46,7 @@ def find_faults(data: object) -> list[tuple[Place, str]]:
         _names_exist,
         _queued_classes_exist,
         _long_pools_exist,
+        _files_once,
         _money_has_prices,
         _reserves_fit,
         _tenants_have_keys,
@@ -62,6 +63,19 @@ def _names_once(file: dict[str, object]) -> Found:
     yield from _twice(_texts(pools, "name"), "name")
     yield from _twice(_texts(_endpoints(file), "name"), "name")
     yield from _twice(_texts(tenants, "name"), "name")
+
+
+def _files_once(file: dict[str, object]) -> Found:
+    yield from _twice(_files(file), "file")
+
+
+def _files(file: dict[str, object]) -> Named:
+    """Return what pools write to: each file is one pool's, which begins it or puts it aside."""
+    for place, pool in _entries(file, ("pools",)):
+        own, here = _mapping(pool.get("scheduling")), (*place, "scheduling")
+        yield from _texts(iter([(here, own)]), "journal")
+        said = _mapping(own.get("prediction"))
+        yield from _texts(iter([((*here, "prediction"), said)]), "outcomes")
 
 
 def _endpoints_complete(file: dict[str, object]) -> Found:

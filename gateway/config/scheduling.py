@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from .base import Bytes, Count, Duration, Name, Section, Share
 from .suggest import did_you_mean
 from .units import Substituted, shown
+from .values import check_url
 
 
 def read_limit(value: object) -> object:
@@ -152,8 +153,10 @@ _PREDICTORS = ("encoder", "linear", "mean", "none")
 
 def read_predictor(value: object) -> object:
     """Return a predictor's name, or the URL of one."""
-    if value in _PREDICTORS or (isinstance(value, str) and re.match(r"https?://[^\s/]", value)):
+    if value in _PREDICTORS:
         return value
+    if isinstance(value, str) and re.match(r"https?://[^\s/]", value):
+        return check_url(value)
     hint = "" if isinstance(value, Substituted) else did_you_mean(str(value), _PREDICTORS)
     known = ", ".join(_PREDICTORS)
     raise ValueError(f"{shown(value)} is not one of {known}, nor the URL of a predictor{hint}")

@@ -117,7 +117,7 @@ def check_url(value: str) -> str:
     if url.scheme not in {"http", "https"} or not url.hostname or port == 0:
         raise ValueError("must be an address such as http://10.0.0.1:8000")
     if "@" in url.netloc:
-        raise ValueError("must not hold credentials; put the engine's key under 'key'")
+        raise ValueError("must not hold credentials; an engine's key stands under 'key'")
     if "?" in value or "#" in value:
         raise ValueError("must not have a query or a fragment")
     if {".", ".."} & set(unquote(unquote(url.path)).split("/")) or "//" in url.path:

@@ -235,6 +235,12 @@ def test_no_example_is_warned_of(file: Path):
             "there is no folder '/nowhere' for it",
         ),
         (
+            "scheduling: {journal: /nowhere/journal}",
+            "",
+            "pools[0].scheduling.journal",
+            "there is no folder '/nowhere' for it",
+        ),
+        (
             "",
             "state: {ledger: /nowhere/usage.db}",
             "state.ledger",

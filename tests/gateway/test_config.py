@@ -338,6 +338,41 @@ def test_other_predictors_are_refused(predictor: object, hint: str):
     assert found == [(7, "pools[0].scheduling.predictor", message)]
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (
+            "http://user:hunter2@p/x",
+            "must not hold credentials; an engine's key stands under 'key'",
+        ),
+        ("http://p/x?key=hunter2", "must not have a query or a fragment"),
+        ("http://p:99999/", "'http://p:99999/' is no address: wrong host or port"),
+        ("http://[::1", "'http://[::1' is no address: wrong host or port"),
+        ("http://p /x", "must be an address of visible ASCII characters"),
+    ],
+)
+def test_a_predictors_url_is_an_address_without_secrets(url: str, why: str):
+    found = errors(with_line(f"    scheduling: {{predictor: {url!r}}}"))
+    assert found == [(7, "pools[0].scheduling.predictor", why)]
+
+
+def test_no_two_pools_write_to_one_file():
+    own = "{journal: j, predictor: linear, prediction: {outcomes: o}}"
+    other = (
+        f"  - {{name: two, models: [n], endpoints: [{{name: f, engine: sim}}], scheduling: {own}}}"
+    )
+    found = errors(with_line(f"    scheduling: {own}\n{other}"))
+    where = "stands twice, first at pools[0].scheduling"
+    assert found == [
+        (8, "pools[1].scheduling.journal", f"the file 'j' {where}.journal"),
+        (
+            8,
+            "pools[1].scheduling.prediction.outcomes",
+            f"the file 'o' {where}.prediction.outcomes",
+        ),
+    ]
+
+
 def test_a_predictor_from_the_environment_is_not_repeated():
     text = with_line("    scheduling: {predictor: '${SECRET}'}")
     with pytest.raises(load.ConfigErrors) as caught:
