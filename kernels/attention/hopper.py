@@ -5,13 +5,13 @@
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """What the Gluon kernels of prefill and of wide decode share: one tile, copied and attended.
 
-Groups that Triton does not make for gathered pages: one warp copies keys and one values, one or two
-groups of four have 64 rows each and wait for nothing but the tiles they need. Pages come by the
-bulk copy engine, an instruction for 64 columns of a page; one for each thread's 16 bytes costs 4
-to 13 % of prefill's speed. Within a group the next tile's scores and this tile's
-output product are under way together, and weights go to the tensor cores from registers
-(FlashAttention 3's order). Tiles are taken from the last to the first, so that the masked ones come
-before the rest.
+Specialised warps, which Triton does not make for gathered pages: of the producers one warp copies
+keys and one values, the consumers are one or two groups of four (warpgroups) with 64 rows each, and
+wait for nothing but the tiles they need. Pages come by the bulk copy engine (TMA), an instruction
+for 64 columns of a page; one for each thread's 16 bytes costs 4 to 13 % of prefill's speed. Within
+a group the next tile's scores and this tile's output product are under way together, and weights go
+to the tensor cores from registers (FlashAttention 3's order). Tiles are taken from the last to the
+first, so that the masked ones come before the rest.
 
 Three things are said in ways that need a word, each read off the compiled code:
 
@@ -20,7 +20,8 @@ Three things are said in ways that need a word, each read off the compiled code:
   so that it counts at once; 128 arrivals a group are expected.
 - `settle`: the assembler moves the wait for the output product above the softmax that is to run
   under it. A branch never taken on the softmax's result keeps it below.
-- `take_turn`, `pass_turn`: while one group's products run the other's softmax does, not both.
+- `take_turn`, `pass_turn`: while one group's products run the other's softmax does, not both
+  (ping-pong).
 """
 
 from triton.experimental import gluon

@@ -53,7 +53,7 @@ def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule) -> bool:
 
 
 def page_map(values: torch.Tensor, tile: int) -> Any:
-    """Describe a cache's keys or values to Hopper's copy engine; None where their pages do not fit.
+    """Return a TMA descriptor of a cache's keys or values; None where their pages do not fit.
 
     `[rows, columns]` with rows one slot apart, of which a page's slots, or tile of them, are copied
     64 columns at a time. Heads are other rows or other columns.
@@ -80,7 +80,7 @@ def page_map(values: torch.Tensor, tile: int) -> Any:
 
 
 def page_maps(cache: PagedCache, tile: int) -> tuple[Any, Any]:
-    """Describe keys and values to the copy engine, both or neither."""
+    """Return TMA descriptors of keys and values, both or neither."""
     maps = page_map(cache.key, tile), page_map(cache.value, tile)
     return (None, None) if None in maps else maps
 
