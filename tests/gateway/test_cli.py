@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -257,3 +258,12 @@ def test_spec_hands_its_own_arguments_over(capsys: pytest.CaptureFixture[str]):
     assert main(["spec", "--help"]) == 0
     assert "forebay spec" in capsys.readouterr().out
     assert main(["spec", "nothing"]) == 2
+
+
+def test_a_reader_that_has_gone_is_no_error_of_ours(file: Path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-m", "forebay", "check", str(file)]
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(call, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
