@@ -72,6 +72,8 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except ForebayError as error:
         print(f"forebay: {error.message}", file=sys.stderr)
+    except BrokenPipeError:
+        raise  # for whoever owns the output to end quietly
     except OSError as error:
         print(f"forebay: {_of_the_system(error)}", file=sys.stderr)
     return _FAILED
