@@ -2,8 +2,9 @@
 # (torch and triton are not installed where types are checked)
 # ruff: noqa: E402
 # (skip before importing what needs them)
-"""Maps for the copy engine: each head of each slot of each page lies where the kernels look."""
+"""What the Gluon kernels take on, and maps that lead the copy engine where they look."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from forebay.kernels.attention.launch import page_map, page_maps
-from forebay.kernels.attention.layout import PagedCache
+from forebay.kernels.attention.launch import gluon_fits, page_map, page_maps
+from forebay.kernels.attention.layout import PagedCache, Rule
 
 PAGES, SLOTS, HEADS, DIM = 3, 16, 4, 64
 
@@ -82,3 +83,42 @@ def test_keys_have_none_where_values_have_none() -> None:
     wide = wide.as_strided((PAGES, SLOTS, HEADS, DIM), (SLOTS * 256 + 16, 256, DIM, 1))
     assert page_maps(PagedCache(fits, wide, lens, block_table=lens), 64) == (None, None)
     assert None not in page_maps(PagedCache(fits, fits, lens, block_table=lens), 64)
+
+
+def asked(
+    rule: Rule | None = None, *, dim: int = 128, kv: Any = torch.bfloat16, device: str = "meta",
+    **query: Any,
+) -> bool:  # fmt: skip
+    """Whether they take on 8 rows; a meta tensor stands for an H200."""
+    pool = torch.empty(4, 16, 2, dim, dtype=kv, device=device)
+    lens = torch.empty(8, dtype=torch.int32, device=device)
+    rows = torch.empty(8, 8, dim, **{"dtype": torch.bfloat16, "device": device} | query)
+    return gluon_fits(rows, PagedCache(pool, pool, lens, block_table=lens), rule or Rule())
+
+
+def test_causal_order_and_trees_over_16_bits_are_taken_on() -> None:
+    tree = Rule(tree=torch.empty(8, dtype=torch.int64, device="meta"))
+    assert [asked(), asked(tree), asked(dim=64)] == [True] * 3
+
+
+def test_other_rules_types_and_shapes_are_left_to_triton() -> None:
+    sinks = torch.empty(8, device="meta")
+    for rule in (Rule(window=64), Rule(soft_cap=30.0), Rule(sinks=sinks)):
+        assert not asked(rule)
+    assert not asked(dim=96)
+    assert not asked(kv=torch.float16)
+    assert not asked(kv=torch.float32, dtype=torch.float32)
+    assert not asked(kv=torch.int8)
+    assert not asked(device="cpu")
+
+
+def test_rows_that_no_copy_of_16_bytes_reaches_are_left_to_triton() -> None:
+    pool = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="meta")
+    lens = torch.empty(8, dtype=torch.int32, device="meta")
+    cache = PagedCache(pool, pool, lens, block_table=lens)
+    for strides in ((8 * 128 + 4, 128, 1), (8 * 132, 132, 1)):
+        rows = torch.empty(20_000, dtype=torch.bfloat16, device="meta")
+        assert not gluon_fits(rows.as_strided((8, 8, 128), strides), cache, Rule())
+    narrow = replace(cache, value=pool[..., :64])
+    rows = torch.empty(8, 8, 128, dtype=torch.bfloat16, device="meta")
+    assert not gluon_fits(rows, narrow, Rule())
