@@ -370,6 +370,10 @@ def attend(
     visible = visible_of(tokens, row_pos, low, high, prefix, end, TREE)
     weighed, _rescale, m, norm = softmax_of(scores, m, norm, scale_log2, visible, True, BLOCK_N)
     weights = gl.convert_layout(weighed.to(DTYPE), gl.DotOperandLayout(0, OUT, 2))
+    if BULK:
+        # The last tile alone is gathered: what the copy engine brings needs no fence.
+        mbarrier.wait(v_ready.index(slot), phase)
+        fence_async_shared()
     for i in range(last - whole):
         acc, weights, m, norm, slot, phase = step(
             acc, weights, m, norm, slot, phase, last - 1 - i, q_tile, k_tiles, v_tiles,

@@ -64,7 +64,8 @@ with compile_only() as compiled:
             dict(kernel=k.name, registers=k.registers, stack=k.stack_bytes, shared=k.shared_bytes,
                  spills=k.count("LDL", "STL"), copies=k.count("LDGSTS"), wgmma=k.count("HGMMA"),
                  mma=k.count("HMMA"), waits=k.count("WARPGROUP"),
-                 byte_loads=k.count("LDS.U8"), size=sum(k.opcodes.values()))
+                 byte_loads=k.count("LDS.U8"), fences=k.count("FENCE"),
+                 size=sum(k.opcodes.values()))
             for k in compiled
         ]
         compiled.clear()
@@ -207,6 +208,15 @@ def test_wgmma_of_one_product_are_not_waited_for_one_by_one(compiled: Any) -> No
     wide = [(n, k) for n, k in kernels(compiled) if k["wgmma"]]
     assert len(wide) >= 5
     assert [n for n, k in wide if k["waits"] > k["wgmma"] // 2] == []
+
+
+def test_the_gathered_tile_is_fenced_before_the_tensor_cores_read_it(compiled: Any) -> None:
+    """What the copy engine brings needs none; what threads copy does, once it is there."""
+    bulk = [k for n, k in kernels(compiled) if k["kernel"].startswith(("prefill_h", "decode_h"))]
+    set_up, groups = 5, 2
+    assert bulk
+    # In each group: its keys; its values before any step; its values where there is no step.
+    assert {k["fences"] for k in bulk} == {set_up + 3 * groups}
 
 
 def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
