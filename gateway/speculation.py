@@ -79,12 +79,11 @@ class PoolSpeculation:
     def read(self, endpoint: Endpoint, reading: Reading | None, now: float) -> bool:
         """Take in a reading, or None where there is none; True when requests go elsewhere now."""
         own = self._acceptance(endpoint)
-        rate = own.rate
         if not (own.wait(now) if reading is None else own.read(reading, now)):
             return False
         logger.warning(
             "speculation changed state",
-            extra={"endpoint": endpoint.name, "to": str(own.stand), "accept_rate": rate},
+            extra={"endpoint": endpoint.name, "to": str(own.stand), "accept_rate": own.judged},
         )
         changed = endpoint.view.speculates != own.pays
         endpoint.view.speculates = own.pays

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp
+from math import exp, inf
 
 __all__ = ["Acceptance", "AcceptanceSettings", "Reading", "Stand", "WeeksAverage"]
 
@@ -82,6 +82,8 @@ class Acceptance:
         self.rate: float | None = None
         self.length: float | None = None
         """Accepted tokens a draft."""
+        self.judged: float | None = None
+        """The rate that it was last judged by."""
         self.usual = WeeksAverage()
         self._readings: deque[tuple[float, Reading]] = deque()
         self._rest_until = 0.0
@@ -132,17 +134,19 @@ class Acceptance:
             fresh = reading.rate != first.rate or now - since >= self.settings.window_s
             if self.stand is Stand.TRIAL and not fresh:
                 return  # what it was before the trial: nothing has been drafted since
-            self.rate, self.length = reading.rate, reading.length
+            self.rate, self.length = min(1.0, max(0.0, reading.rate)), reading.length
             return
         drafts, drafted = reading.drafts - first.drafts, reading.drafted - first.drafted
-        if drafts < self.settings.min_drafts or drafted <= 0:
+        accepted = reading.accepted - first.accepted
+        # Sums of many ranks may be no numbers; more accepted than guessed is no count of either.
+        if drafts < self.settings.min_drafts or not 0 <= accepted <= drafted < inf or not drafted:
             self.rate = self.length = None
             return
-        accepted = reading.accepted - first.accepted
         self.rate, self.length = accepted / drafted, accepted / drafts
 
     def _judge(self, reading: Reading, now: float) -> None:
         assert self.rate is not None
+        self.judged = self.rate
         if self.stand is Stand.ON:
             if self.rate < self.settings.least:
                 self._leave(reading, now, rests=1)

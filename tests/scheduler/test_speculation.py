@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from forebay.scheduler.speculation import Acceptance, AcceptanceSettings, Reading, Stand
@@ -134,3 +136,29 @@ def test_a_trial_in_which_the_rate_stays_what_it_was_ends_with_the_window():
     for now in (1.0, *(float(each) for each in range(32, 43))):
         own.read(Reading(rate=0.0, length=0.0), now)
     assert own.stand is Stand.OFF
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        Reading(200, 800, 900),
+        Reading(inf, inf, inf),
+        Reading(1e308, 1e308, inf),
+        Reading(200, 100, 100),
+        Reading(200, 200, 100),
+    ],
+)
+def test_counts_that_cannot_be_say_nothing(reading: Reading):
+    own = Acceptance(SETTINGS)
+    own.read(Reading(100, 200, 100), 0.0)
+    for now in (1.0, 2.0):
+        own.read(reading, now)
+        assert (own.rate, own.stand, own.usual.value) == (None, Stand.ON, None)
+
+
+def test_a_rate_is_a_share():
+    own = Acceptance(SETTINGS)
+    own.read(Reading(rate=7.0, length=1.2), 1.0)
+    assert (own.rate, own.stand) == (1.0, Stand.ON)
+    own.read(Reading(rate=-1.0, length=1.2), 2.0)
+    assert (own.judged, own.stand) == (0.0, Stand.OFF)
