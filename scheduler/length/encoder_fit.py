@@ -30,6 +30,7 @@ from .linear import (
     out_of_fold,
     prompt_targets,
     prompt_weights,
+    scale_of,
 )
 from .means import ModelMeans
 from .slots import WHOLE, slots_of
@@ -51,7 +52,6 @@ _MOST_REPEATS = 5.0
 _FEW = 200
 """Examples under which nothing is kept for calibration."""
 _WHOLE_INNER = 1536
-_UNIT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def prepare(
         means=answers.means,
         ridge=ridge,
         shift=counts.mean(0).astype(np.float32),
-        scale=(counts.std(0) + _UNIT).astype(np.float32),
+        scale=scale_of(counts).astype(np.float32),
         errors=error_quantiles(answers.residuals - opinions[prompts.of, 0]),
         card=_card(examples, len(prompts.texts), how),
     )

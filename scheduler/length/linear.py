@@ -32,6 +32,9 @@ _FOLDS = 4
 _MOST_WEIGHT = 16
 _FEWEST_ROWS = 20
 _UNIT = 1e-12
+_ALIKE = 0.01
+"""Spread of what is counted in prompts, below which they are all alike."""
+_LEAST_SPREAD = 0.05
 
 
 class Ridge:
@@ -60,7 +63,7 @@ class Ridge:
         seen = np.bincount(grams.indices, minlength=BUCKETS)
         self.idf_ = (np.log((1 + grams.shape[0]) / (1 + seen)) + 1).astype(np.float32)
         self.shift_ = counts.mean(0)
-        self.scale_ = counts.std(0) + 1e-6
+        self.scale_ = scale_of(counts)
         scaled = (counts - self.shift_) / self.scale_ * self.counted_weight
         both = sparse.hstack([_normed(grams, self.idf_), scaled.astype(np.float32)]).tocsr()
         solved = [self._solve(both, *columns) for columns in zip(targets.T, weights.T, strict=True)]
@@ -137,6 +140,16 @@ def matrix_of(texts: Sequence[str]) -> tuple[Any, NDArray[np.float32]]:
     data = (np.concatenate(values), np.concatenate(columns), np.array(starts))
     counts = np.array([counted(text) for text in texts], dtype=np.float32).reshape(-1, COUNTED)
     return sparse.csr_matrix(data, shape=(len(texts), BUCKETS)), counts
+
+
+def scale_of(counts: NDArray[Any]) -> NDArray[Any]:
+    """Return what to divide each of the counts by.
+
+    One that all prompts have alike is left as it is: divided by next to nothing it would outweigh
+    all else in the first prompt that has another.
+    """
+    spread = counts.std(0)
+    return np.where(spread < _ALIKE, 1.0, np.maximum(spread + 1e-6, _LEAST_SPREAD))
 
 
 def _normed(grams: Any, idf: NDArray[np.float32]) -> Any:

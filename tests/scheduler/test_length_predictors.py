@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from forebay.gateway.weights import load_encoder
@@ -16,7 +17,7 @@ from forebay.scheduler.length import (
     NotFitted,
 )
 from forebay.scheduler.length.encoder import Encoder
-from forebay.scheduler.length.linear import LinearText
+from forebay.scheduler.length.linear import LinearText, scale_of
 
 TOPICS = [
     "rivers",
@@ -86,6 +87,21 @@ def test_the_linear_one_reads_the_prompt_and_knows_the_model():
     assert essay.rank > unknown.rank > less.rank
     assert question.buckets[0] > 0.8
     assert essay.quantiles[0] < essay.tokens < essay.quantiles[2]
+
+
+def test_what_no_prompt_learnt_from_had_does_not_outweigh_all_else():
+    predictor = LinearText().fit(made_up())
+    odd = "Write an essay about lamps\n```{x: $1}```\n" * 30
+    plain, strange = predictor.predict([asked("Write an essay about lamps"), asked(odd)])
+    assert abs(strange.rank - plain.rank) < 4
+
+
+def test_each_count_is_divided_by_its_spread_where_it_has_one():
+    counts = np.zeros((1000, 4))
+    counts[:, 0] = np.arange(1000) % 2
+    counts[0, 1] = 1.0
+    counts[0, 2] = 0.1
+    assert scale_of(counts) == pytest.approx([0.5, 0.05, 1.0, 1.0], abs=1e-5)
 
 
 def test_learning_twice_from_the_same_gives_the_same():
