@@ -16,6 +16,7 @@ from forebay.gateway import wire
 from forebay.gateway.lengths import PoolLength, Readers
 from forebay.policies.contracts import Outcome, Route
 from forebay.scheduler.length import Prediction
+from forebay.scheduler.length.gate import Change
 from forebay.scheduler.length.rivals import Rivals
 
 if TYPE_CHECKING:
@@ -88,6 +89,28 @@ def test_a_champion_that_was_replaced_reads_no_more():
         assert asyncio.run(main()) == (0, 1)
         assert said[-1] == 100
         assert pool.results == Counter(cached=pool.results["cached"], predicted=2)
+    finally:
+        pool.close()
+
+
+def test_the_status_tells_how_each_models_answers_have_changed():
+    pool = PoolLength(Readers(Always(60)), pool="p", budget=30.0)
+
+    async def main() -> None:
+        revised = asyncio.Event()
+
+        def revise(_id: str, _tokens: int) -> bool:
+            revised.set()
+            return True
+
+        pool.bind(revise=revise, waits=lambda _id: True, trust=lambda: None)
+        pool.ask(REQUEST, BODY, 1)
+        await revised.wait()
+        pool.learn(REQUEST, Outcome(REQUEST.id, "p", Route.CHAT, "acme", output_tokens=100))
+
+    try:
+        asyncio.run(main())
+        assert pool.status().changes == (Change("big", 1, 0.0, None, None),)
     finally:
         pool.close()
 

@@ -138,6 +138,12 @@ def test_the_order_leans_to_where_answers_spread_more_and_the_guess_does_not():
     assert upward.rank > even.rank == pytest.approx(5.0)
     assert upward.tokens == even.tokens
     assert upward.quantiles[0] == even.quantiles[0]
+    plain = blend(said._replace(high=1.5), Calibration(lean=0.0))
+    assert (plain.tokens, plain.quantiles, plain.buckets) == (
+        upward.tokens,
+        upward.quantiles,
+        upward.buckets,
+    )
 
 
 class Torn:

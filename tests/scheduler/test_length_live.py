@@ -78,13 +78,14 @@ def test_a_shift_ends_trust_soon_and_more_so_a_large_one():
     assert (small.closed_times, large.closed_times) == (1, 1)
 
 
-def test_how_a_models_answers_have_changed_is_told():
+@pytest.mark.parametrize("shift", [0.5, -0.5], ids=["longer", "shorter"])
+def test_how_a_models_answers_have_changed_is_told(shift: float):
     gate = Gate(GateSettings(sum=1e9, p=0.0, accuracy=0.0))
     assert gate.changes == []
 
     feed(gate, 1000, 0)
     (same,) = gate.changes
-    feed(gate, 200, 1, shift=0.5)
+    feed(gate, 200, 1, shift=shift)
     (moved,) = gate.changes
 
     assert (same.model, same.psi is not None, same.ks is not None) == ("big", True, True)
@@ -104,7 +105,7 @@ def test_a_small_shift_that_lasts_ends_trust_though_residuals_spread_widely():
         return None
 
     assert after(0.0, 20_000) is None
-    noticed = after(0.22, 300)
+    noticed = after(0.22, 150)
     assert noticed is not None
     assert gate.reason == "answers of big are no longer as long as they were"
 

@@ -108,12 +108,22 @@ def test_what_is_exported_says_what_the_network_says():
     assert off(export(deepcopy(net)), net, inputs) < 0.05
 
 
-def test_a_number_that_goes_far_costs_the_others_nothing():
+@pytest.mark.parametrize("part", ["before", "within"])
+def test_a_number_that_goes_far_costs_the_others_nothing(part: str):
+    """Before a feed-forward part and within it one, of which little is made."""
     inputs = made_up()
     far = sure(SHAPE)
+    layer = far.layers[0]
     with torch.no_grad():
-        far.layers[0].up.bias[5] = 1000.0
-        far.layers[0].down.weight[:, 5] *= 1e-3
+        if part == "before":
+            layer.norm1.bias[5] = 100.0
+            layer.up.weight *= 10
+            layer.up.weight[:, 5] *= 1e-2
+            layer.norm2.weight *= 10
+            layer.norm2.weight[5] = 0.0
+        else:
+            layer.up.bias[5] = 1000.0
+            layer.down.weight[:, 5] *= 1e-3
 
     plain = off(export(deepcopy(far)), far, inputs)
     drawn_in = off(export(deepcopy(far), reach(far, inputs)), far, inputs)
