@@ -81,7 +81,7 @@ with compile_only() as compiled:
     window = Rule(window=1024, sink_tokens=4)
     paged_decode(query=query(8), cache=cache, max_seq_len=4096, rule=window)
     note("decode window")
-    for rows in (4, 8, 64):
+    for rows in (4, 8, 16, 64):
         tree = Rule(tree=empty(8 * rows, dtype=torch.int64))
         for policy in ("occupancy", "balanced"):
             paged_decode(
@@ -195,7 +195,7 @@ def test_the_cache_arrives_by_asynchronous_copies(compiled: Any) -> None:
 
 
 def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
-    wide = ("prefill", "mla 128", "tree 64")
+    wide = ("prefill", "mla 128", "tree 16", "tree 64")
     for name, kernel in kernels(compiled):
         if not reads_cache(kernel):
             continue
@@ -212,11 +212,16 @@ def test_wgmma_of_one_product_are_not_waited_for_one_by_one(compiled: Any) -> No
 
 def test_the_gathered_tile_is_fenced_before_the_tensor_cores_read_it(compiled: Any) -> None:
     """What the copy engine brings needs none; what threads copy does, once it is there."""
-    bulk = [k for n, k in kernels(compiled) if k["kernel"].startswith(("prefill_h", "decode_h"))]
-    set_up, groups = 5, 2
-    assert bulk
-    # In each group: its keys; its values before any step; its values where there is no step.
-    assert {k["fences"] for k in bulk} == {set_up + 3 * groups}
+    found = {
+        n: k["fences"]
+        for n, k in kernels(compiled)
+        if k["kernel"] in {"prefill_hopper_kernel", "decode_hopper_kernel"}
+    }
+    set_up, one_group, two_groups = 3, ("tree 16",), ("prefill", "tree 64")
+    assert [n for n in found if not n.startswith((*one_group, *two_groups))] == []
+    # In each group: queries; keys; values before any step; values where there is no step.
+    assert {f for n, f in found.items() if n.startswith(one_group)} == {set_up + 4}
+    assert {f for n, f in found.items() if n.startswith(two_groups)} == {set_up + 2 * 4}
 
 
 def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
