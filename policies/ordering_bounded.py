@@ -51,7 +51,7 @@ _SPENT_FADES = 0.999
 _WAIT_FADES = 1 - 1 / 20_000
 """Slowly: what the last rush hour took is what the next one may take."""
 _SOON = 0.97
-"""Of such a wait: whoever has become late is not served at once."""
+"""Of such a wait: whoever has become late is not served at once. docs/scheduling.md has others."""
 _MAY_BE_LATE = 0.01
 """Share of all requests, those that never waited too: the p99 of the waits stays what it was."""
 _LATE = 1.1
