@@ -43,6 +43,15 @@ class Findings:
     from_store: str
     """Which store: `given`, or `own`: the older half of the answers, tried on the newer."""
 
+    @property
+    def store_gains(self) -> bool:
+        """Whether a store pays, and yields a tenth more than prompt and answer alone."""
+        return self.store is not None and self.store >= max(_PAYS, self.lookup * 1.1)
+
+    def trains(self, *, has_head: bool) -> bool:
+        """Whether a head is there or can be trained."""
+        return has_head or self.answer_tokens >= _TRAINS
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -123,7 +132,7 @@ def advise(found: Findings, *, has_head: bool = False) -> list[str]:
             f" pay from about {_SHORT}"
         )
         return said
-    if found.store is not None and found.store >= max(_PAYS, found.lookup * 1.1):
+    if found.store_gains:
         said.append(
             f"rest: {found.store:.2f} tokens a step with a store, {found.lookup:.2f} without"
         )
@@ -131,7 +140,7 @@ def advise(found: Findings, *, has_head: bool = False) -> list[str]:
         said.append(f"suffix: {found.lookup:.2f} tokens a step from prompt and answer alone")
     if has_head:
         said.append("eagle3: you have a head; it reaches further than what repeats")
-    elif found.answer_tokens >= _TRAINS:
+    elif found.trains(has_head=has_head):
         said.append(
             f"eagle3: {found.answer_tokens} tokens of answers are enough to train a head on"
             " (medusa where the engine has no EAGLE)"
@@ -150,17 +159,18 @@ def decide(found: Findings, *, has_head: bool = False) -> list[Verdict]:
     Lookahead's and a head's cannot be seen in answers: they are judged by what else there is.
     """
     long = found.median_answer >= _SHORT
-    trains = has_head or found.answer_tokens >= _TRAINS
+    trains = found.trains(has_head=has_head)
     head = "you have a head" if has_head else f"{found.answer_tokens} tokens of answers"
     much = "are enough to train one" if trains else f"are under {_TRAINS} to train one"
     told = head if has_head else f"{head} {much}"
-    gains = found.store is not None and found.store >= max(_PAYS, found.lookup * 1.1)
     rows = [
         Verdict(
             "lookahead", None, not trains and found.lookup < _PAYS, "small batches; needs nothing"
         ),
         Verdict("suffix", found.lookup, found.lookup >= _PAYS, f"pays from {_PAYS}; needs nothing"),
-        Verdict("rest", found.store, gains, f"pays from {_PAYS} and a tenth over suffix"),
+        Verdict(
+            "rest", found.store, found.store_gains, f"pays from {_PAYS} and a tenth over suffix"
+        ),
         Verdict("medusa", None, trains and not has_head, f"where the engine has no EAGLE; {told}"),
         Verdict("eagle3", None, trains, told),
     ]
