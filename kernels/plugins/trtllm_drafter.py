@@ -5,7 +5,9 @@
 Its Python API only, since a drafter is an object and no YAML holds one:
 
     from forebay.kernels.plugins.trtllm_drafter import make_drafter
-    config = UserProvidedDecodingConfig(max_draft_len=8, drafter=make_drafter(8))
+    config = UserProvidedDecodingConfig(max_draft_len=8, drafter=make_drafter(8, vocab=128256))
+
+`vocab` is the model's: guesses of a store that are none of its tokens are not made.
 
 Tried with stand-ins for its requests alone; no TensorRT-LLM was at hand.
 """

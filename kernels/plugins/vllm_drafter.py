@@ -38,7 +38,16 @@ __all__ = ["ForebayDrafter", "Rows", "settings_of"]
 logger = logging.getLogger("vllm.forebay.speculative")
 
 _COLLECTS = {"collect", "collect_share", "collect_mb"}
-_KEYS = {"store", "row_budget", "worth", "min_match"} | _COLLECTS
+_KEYS = {
+    "store": str,
+    "row_budget": int,
+    "worth": float,
+    "min_match": int,
+    "collect": str,
+    "collect_share": float,
+    "collect_mb": float,
+}
+_KINDS = {str: "a path", int: "a whole number", float: "a number"}
 _TAIL = 32  # last tokens of a history that a row must still hold
 
 
@@ -53,8 +62,12 @@ def settings_of(vllm_config: Any) -> dict[str, Any]:
         given = json.loads(os.environ.get("FOREBAY_DRAFTER") or "{}")
     if not isinstance(given, dict):
         raise ValueError("the drafter's settings must be a JSON object")  # noqa: TRY004 - a value
-    if unknown := sorted(set(given) - _KEYS):
+    if unknown := sorted(set(given) - _KEYS.keys()):
         raise ValueError(f"the drafter has no setting '{unknown[0]}', there are {sorted(_KEYS)}")
+    for name, kind in _KEYS.items():
+        value = given.get(name, kind())
+        if isinstance(value, bool) or not isinstance(value, (kind, int) if kind is float else kind):
+            raise ValueError(f"{name} must be {_KINDS[kind]}, not {value!r}")  # noqa: TRY004 - a value
     if not 0 < given.get("collect_share", 1) <= 1:
         raise ValueError(f"collect_share must be over 0 and up to 1, not {given['collect_share']}")
     if not given.get("collect_mb", 1) > 0:
@@ -159,6 +172,7 @@ class ForebayDrafter:
         self._rows = Rows(_collector(collects, self._beside))
         self._drafter = Drafter(
             most=int(vllm_config.speculative_config.num_speculative_tokens),
+            vocab=int(vllm_config.model_config.get_vocab_size()),
             store=self._reader.contexts if self._reader else None,
             background=self._beside.submit,
             **settings,

@@ -44,6 +44,13 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print(
+            "forebay: not enough memory; a store takes some 50 bytes a token while it is sorted,"
+            " so build several, or give --max-tokens",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("forebay: stopped; the same command goes on from the last save", file=sys.stderr)
         return 1

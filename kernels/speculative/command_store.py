@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import whole
 from .corpus import day_of, read_texts
-from .store import answers_of, open_store, write_store
+from .store import answers_of, identity, open_store, write_store
 from .store_edit import Keep, add_to_store, answers_by_tenant, keep_answers, write_anew
 from .store_export import write_corpus, write_lookup_cache
 
@@ -149,9 +149,11 @@ def _file_name(tenant: str) -> str:
 
 
 def _prune(arguments: Namespace) -> dict[str, Any]:
-    head, _, text = open_store(arguments.store)
-    kept, told = keep_answers(answers_of(head, text), _keep(arguments))
-    after = write_store(arguments.store, kept, tokenizer=head.tokenizer)
+    store = arguments.store
+    instead = identity(store)
+    head, _, text = open_store(store)
+    kept, told = keep_answers(answers_of(head, text, store), _keep(arguments))
+    after = write_store(store, kept, tokenizer=head.tokenizer, instead=instead)
     return {"tokens_before": head.tokens, "tokens": after.tokens, **asdict(told)}
 
 
@@ -172,7 +174,7 @@ def _stats(arguments: Namespace) -> dict[str, Any]:
 
 def _export(arguments: Namespace) -> dict[str, Any]:
     head, _, text = open_store(arguments.store)
-    answers = answers_of(head, text)
+    answers = answers_of(head, text, arguments.store)
     if arguments.engine == "llamacpp":
         return {"pairs": write_lookup_cache(arguments.out, answers)}
     if not arguments.url:

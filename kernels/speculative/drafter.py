@@ -103,7 +103,8 @@ class Drafter:
 
     most: tokens of a draft at most; row_budget: guessed tokens of one step's whole batch, since
     rows past what the target reads its weights for are no longer free; worth: least chance at
-    which a token is guessed; store: gives the contexts of past answers, or None; background: runs
+    which a token is guessed; vocab: ids from there on are no tokens of the target, whatever a store
+    holds, 0 for no limit; store: gives the contexts of past answers, or None; background: runs
     something beside the caller, as an executor's `submit` does, without it prompts are sorted by
     whoever asks first.
     """
@@ -115,12 +116,14 @@ class Drafter:
         row_budget: int = 256,
         worth: float = 0.25,
         min_match: int = 2,
+        vocab: int = 0,
         store: Callable[[], Contexts | None] | None = None,
         background: Background | None = None,
     ) -> None:
         self.most = most
         self.row_budget = row_budget
         self.min_match = min_match
+        self.vocab = vocab
         self.counts = Counts.zero()
         self._store = store
         self._background = background
@@ -155,6 +158,9 @@ class Drafter:
         load = rows * self.most / self.row_budget
         count = self._length.cut(source, guess.match, guess.shares[:most], load=load)
         draft = guess.tokens[:count]
+        if self.vocab and draft and max(draft) >= self.vocab:
+            # Of another tokenizer; the target would read past its table of embeddings.
+            draft = draft[: next(at for at, token in enumerate(draft) if token >= self.vocab)]
         if draft:
             history.pending = (source, guess.match, draft)
         return draft

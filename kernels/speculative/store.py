@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Background = Callable[[Callable[[], Contexts]], Future[Contexts]]
 
-__all__ = ["Head", "StoreReader", "answers_of", "open_store", "write_store"]
+__all__ = ["Head", "StoreReader", "answers_of", "identity", "open_store", "write_store"]
 
 _MAGIC = b"fbstore1"
 _LOOK_AGAIN_S = 2.0
@@ -44,8 +44,18 @@ class Head:
     days: tuple[int, ...]
 
 
-def write_store(path: Path, answers: Iterable[tuple[int, list[int]]], *, tokenizer: str) -> Head:
-    """Sort answers, each a day and its tokens, into a file; replaces one that is there, at once."""
+def write_store(
+    path: Path,
+    answers: Iterable[tuple[int, list[int]]],
+    *,
+    tokenizer: str,
+    instead: tuple[int, int] | None = None,
+) -> Head:
+    """Sort answers, each a day and its tokens, into a file; replaces one that is there, at once.
+
+    instead: the `identity` of the one that they were read from; ValueError where another has come
+    in its place since, whose answers would be lost.
+    """
     text = array("I", [SEPARATOR])
     days: list[int] = []
     for day, tokens in answers:
@@ -63,12 +73,23 @@ def write_store(path: Path, answers: Iterable[tuple[int, list[int]]], *, tokeniz
             order.tofile(file)
             file.flush()
             os.fsync(file.fileno())
+        if instead is not None and identity(path) != instead:
+            raise ValueError(f"{path} was changed meanwhile by another command, start this again")
         beside.replace(path)
     except OSError as error:  # a full disk's error has no path, others one that nobody gave
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
     return head
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Tell a file from those that take its place; None where there is none."""
+    try:
+        told = path.stat()
+    except OSError:
+        return None
+    return told.st_ino, told.st_mtime_ns
 
 
 def open_store(path: Path) -> tuple[Head, Contexts, memoryview]:
@@ -99,20 +120,28 @@ def open_store(path: Path) -> tuple[Head, Contexts, memoryview]:
 
 
 def _head_of(told: dict[str, Any]) -> Head:
-    return Head(
-        tokens=int(told["tokens"]),
-        answers=int(told["answers"]),
-        places=int(told["places"]),
-        tokenizer=str(told["tokenizer"]),
-        days=tuple(told["days"]),
-    )
+    """Read what a head says; raises ValueError where that cannot be so."""
+    tokens, answers, places = (told[name] for name in ("tokens", "answers", "places"))
+    days = tuple(told["days"])
+    if not all(type(each) is int and each >= 0 for each in (tokens, answers, places, *days)):
+        raise ValueError("no whole numbers")
+    if len(days) != answers or places > tokens:
+        raise ValueError("its numbers do not agree")
+    return Head(tokens, answers, places, str(told["tokenizer"]), days)
 
 
-def answers_of(head: Head, text: memoryview) -> Iterator[tuple[int, list[int]]]:
-    """Give back the answers, oldest first, each with its day."""
+def answers_of(
+    head: Head, text: memoryview, name: object = "the store"
+) -> Iterator[tuple[int, list[int]]]:
+    """Give back the answers, oldest first, each with its day.
+
+    Raises ValueError where they are not as many as the head says.
+    """
     tokens = array("I", text.tobytes())
     tokens.byteswap()
     tokens.reverse()
+    if tokens.count(SEPARATOR) != head.answers + 1:
+        raise ValueError(f"{name} has a damaged text, build it again")
     start = 1
     for day in head.days:
         end = tokens.index(SEPARATOR, start)
@@ -137,7 +166,7 @@ class StoreReader:
         self._path = Path(path)
         self._clock = clock
         self._background = background
-        self._mark = self._identity()
+        self._mark = identity(self._path)
         self._contexts = open_store(self._path)[1]
         self._opening: Future[Contexts] | None = None
         self._next = clock() + _LOOK_AGAIN_S
@@ -150,16 +179,9 @@ class StoreReader:
             self._look()
         return self._contexts
 
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            told = self._path.stat()
-        except OSError:
-            return None
-        return told.st_ino, told.st_mtime_ns
-
     def _look(self) -> None:
         self._next = self._clock() + _LOOK_AGAIN_S
-        mark = self._identity()
+        mark = identity(self._path)
         if mark in (None, self._mark):
             return
         self._mark = mark

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from .store import answers_of, open_store, write_store
+from .store import answers_of, identity, open_store, write_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -117,11 +117,12 @@ def add_to_store(
     Raises ValueError when the store's tokens are another tokenizer's.
     """
     before: Iterator[tuple[int, list[int]]] = iter(())
-    if path.exists():
+    instead = identity(path)
+    if instead is not None:
         head, _, text = open_store(path)
         if tokenizer and head.tokenizer and tokenizer != head.tokenizer:
             raise ValueError(f"{path} holds tokens of '{head.tokenizer}', not of '{tokenizer}'")
         tokenizer = tokenizer or head.tokenizer
-        before = answers_of(head, text)
+        before = answers_of(head, text, path)
     kept, told = keep_answers([*before, *answers], keep)
-    return write_store(path, kept, tokenizer=tokenizer), told
+    return write_store(path, kept, tokenizer=tokenizer, instead=instead), told

@@ -4,6 +4,7 @@
 # (skip before importing what needs torch, whose types are unknown where this is checked)
 """The drafter core: automaton, contexts, store and drafter."""
 
+import json
 import random
 import threading
 from array import array
@@ -18,7 +19,13 @@ from forebay.kernels.speculative.automaton import SuffixAutomaton
 from forebay.kernels.speculative.contexts import DEPTH, SEPARATOR, Contexts, pack
 from forebay.kernels.speculative.draft_length import DraftLength
 from forebay.kernels.speculative.drafter import Drafter, History
-from forebay.kernels.speculative.store import StoreReader, answers_of, open_store, write_store
+from forebay.kernels.speculative.store import (
+    StoreReader,
+    answers_of,
+    identity,
+    open_store,
+    write_store,
+)
 
 
 def longest_before(tokens):
@@ -238,6 +245,46 @@ def test_a_store_that_is_cut_short_is_refused_by_name(tmp_path: Path, size: int)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"answers\.store"):
         open_store(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"days": [1]}, {"days": ["x", "y"]}, {"answers": -2}, {"tokens": 1e300}, {"places": 10**9}],
+    ids=str,
+)
+def test_a_head_that_cannot_be_is_refused_by_name(tmp_path: Path, wrong):
+    path = tmp_path / "answers.store"
+    write_store(path, [(1, list(range(100))), (2, list(range(50)))], tokenizer="t")
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[8:12], "little")
+    told = json.dumps({**json.loads(raw[12 : 12 + size]), **wrong}).encode()
+    start = raw[:8] + len(told).to_bytes(4, "little") + told
+    path.write_bytes(start + bytes(-len(start) % 64) + raw[-(-(12 + size) // 64) * 64 :])
+    with pytest.raises(ValueError, match=r"answers\.store has a damaged head, build it again"):
+        open_store(path)
+
+
+def test_a_text_that_holds_other_answers_than_its_head_says_is_refused_by_name(tmp_path: Path):
+    path = tmp_path / "answers.store"
+    write_store(path, [(1, list(range(100)))], tokenizer="t")
+    raw = bytearray(path.read_bytes())
+    start = raw.index(b"\xff\xff\xff\xff")
+    raw[start : start + 4] = bytes(4)
+    path.write_bytes(raw)
+    head, _, text = open_store(path)
+    with pytest.raises(ValueError, match=r"answers\.store has a damaged text, build it again"):
+        list(answers_of(head, text, path))
+
+
+def test_a_store_that_another_has_replaced_meanwhile_is_not_written_over(tmp_path: Path):
+    path = tmp_path / "answers.store"
+    write_store(path, [(1, [1, 2, 3])], tokenizer="t")
+    before = identity(path)
+    theirs = write_store(path, [(1, [1, 2, 3]), (2, [4, 5, 6])], tokenizer="t")
+    with pytest.raises(ValueError, match=r"was changed meanwhile by another command"):
+        write_store(path, [(1, [1, 2, 3]), (2, [7, 8, 9])], tokenizer="t", instead=before)
+    assert open_store(path)[0] == theirs
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_reader_takes_up_a_new_store_and_keeps_the_old_one_when_the_new_is_damaged(

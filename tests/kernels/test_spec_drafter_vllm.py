@@ -18,6 +18,7 @@ from forebay.kernels.plugins import vllm_drafter
 from forebay.kernels.speculative.collect import Collector
 from forebay.kernels.speculative.corpus import read_texts
 from forebay.kernels.speculative.drafter import History
+from forebay.kernels.speculative.store import write_store
 
 
 class Ids(list):
@@ -30,7 +31,7 @@ class Ids(list):
 def vllm_config(**additional):
     return SimpleNamespace(
         additional_config=additional or None,
-        model_config=SimpleNamespace(max_model_len=64),
+        model_config=SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 1000),
         speculative_config=SimpleNamespace(num_speculative_tokens=4),
     )
 
@@ -70,6 +71,14 @@ def test_vllm_is_never_given_more_drafts_than_its_context_holds():
     assert len(drafter.propose([[row[-1]]], [62], [Ids([*row, 0, 0])])[0]) == 1
 
 
+def test_vllm_is_never_given_a_token_that_its_model_does_not_know(tmp_path: Path):
+    write_store(tmp_path / "other.store", [(0, [1, 2, 3, 999, 1000, 4])], tokenizer="another")
+    given = {"store": str(tmp_path / "other.store"), "worth": 0.0, "min_match": 1}
+    drafter = vllm_drafter.ForebayDrafter(vllm_config(forebay=given))
+    row = [7, 1, 2]
+    assert drafter.propose([[2]], [3], [Ids([*row, *[0] * 61])]) == [[3, 999]]
+
+
 def test_the_drafters_settings_come_from_vllms_own_and_unknown_ones_are_named():
     assert vllm_drafter.settings_of(vllm_config(forebay={"min_match": 3})) == {"min_match": 3}
     with pytest.raises(ValueError, match="no setting 'wurth'"):
@@ -81,6 +90,11 @@ def test_settings_that_mean_nothing_are_refused():
         ({"collect_share": 0}, "collect_share must be over 0 and up to 1, not 0"),
         ({"collect_share": 1.5}, "collect_share must be over 0 and up to 1, not 1.5"),
         ({"collect_mb": -1}, "collect_mb must be over 0, not -1"),
+        ({"row_budget": "many"}, "row_budget must be a whole number, not 'many'"),
+        ({"min_match": 2.5}, "min_match must be a whole number, not 2.5"),
+        ({"worth": "half"}, "worth must be a number, not 'half'"),
+        ({"collect_share": True}, "collect_share must be a number, not True"),
+        ({"store": 7}, "store must be a path, not 7"),
     ):
         with pytest.raises(ValueError, match=why):
             vllm_drafter.settings_of(SimpleNamespace(additional_config={"forebay": given}))
