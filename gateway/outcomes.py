@@ -8,8 +8,6 @@ as NAME.1.jsonl, in the place of the one before. Read by `forebay predictor trai
 from __future__ import annotations
 
 import hashlib
-import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +15,11 @@ import msgspec
 
 from forebay.policies.contracts import ConfigError
 
+from .log_file import LogFile
+
 if TYPE_CHECKING:
     from forebay.policies.contracts import Outcome
     from forebay.scheduler.length import LengthFeatures
-
-logger = logging.getLogger(__name__)
 
 
 class OutcomeLog:
@@ -32,51 +30,22 @@ class OutcomeLog:
         self._half = max(1, limit // 2)
         self._prompts = prompts
         try:
-            self._file = self._path.open("ab", buffering=1 << 14)
+            self._file = LogFile(path, ended="outcomes are no longer written")
         except OSError as error:
             raise ConfigError(f"cannot write outcomes to {path!r}: {error.strerror}") from error
-        self._size = self._file.tell()
+        self.flush = self._file.flush
+        """Writes what is buffered: a quiet gateway's lines are not to wait for others."""
+        self.close = self._file.close
 
     def write(self, features: LengthFeatures, outcome: Outcome) -> None:
         """Add an outcome; one that cannot be written is told once, and no more are."""
-        if self._file.closed:
+        file, path = self._file, self._path
+        if file.closed:
             return
         line = msgspec.json.encode(self._row(features, outcome)) + b"\n"
-        try:
-            if self._size + len(line) > self._half and self._size:
-                self._turn()
-            self._file.write(line)
-            self._size += len(line)
-        except OSError as error:
-            self._end(error)
-
-    def flush(self) -> None:
-        """Write what is buffered: a quiet gateway's lines are not to wait for others."""
-        if self._file.closed:
-            return
-        try:
-            self._file.flush()
-        except OSError as error:
-            self._end(error)
-
-    def close(self) -> None:
-        """Write what is buffered and close the file."""
-        try:
-            self._file.close()
-        except OSError as error:
-            self._end(error)
-
-    def _end(self, error: OSError) -> None:
-        logger.warning("outcomes are no longer written", extra={"reason": str(error)})
-        with suppress(OSError):  # what is buffered cannot be written, either
-            self._file.close()
-
-    def _turn(self) -> None:
-        self._file.close()
-        path = self._path
-        path.replace(path.with_name(f"{path.stem}.1{path.suffix}"))
-        self._file = self._path.open("ab", buffering=1 << 14)
-        self._size = 0
+        if file.size + len(line) > self._half and file.size:
+            file.put_aside(path.with_name(f"{path.stem}.1{path.suffix}"))
+        file.write(line)
 
     def _row(self, features: LengthFeatures, outcome: Outcome) -> dict[str, object]:
         row: dict[str, object] = {

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forebay.policies.contracts import ConfigError
@@ -14,6 +12,8 @@ from forebay.scheduler.build import DoubleQueueSettings, Scheduling
 from forebay.scheduler.guards import GuardSettings
 from forebay.scheduler.length import ConstantLength, Estimator, MeanLength
 from forebay.scheduler.window_adaptive import WindowSettings
+
+from .log_file import LogFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,44 +175,14 @@ def priority_of(request: Request) -> int:
     return -request.sla_rank
 
 
-class JournalFile:
+class JournalFile(LogFile):
     """The file that a pool's journal goes to; each further dispatcher's follows in it."""
 
     def __init__(self, path: str) -> None:
         try:
-            self._file = Path(path).open("wb", buffering=1 << 18)  # noqa: SIM115 - closed by its pool
+            super().__init__(path, ended="the journal is no longer written", anew=True)
         except OSError as error:
             raise ConfigError(f"cannot write the journal {path!r}: {error.strerror}") from error
-        self.path = path
-
-    def write(self, line: bytes) -> None:
-        """Add a line; once the file cannot be written there are no more."""
-        if not self._file.closed:
-            try:
-                self._file.write(line)
-            except OSError as error:
-                self._end(error)
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        if not self._file.closed:
-            try:
-                self._file.flush()
-            except OSError as error:
-                self._end(error)
-
-    def close(self) -> None:
-        """Write what is buffered; what comes after is forgotten."""
-        try:
-            self._file.close()
-        except OSError as error:
-            self._end(error)
-
-    def _end(self, error: OSError) -> None:
-        extra = {"path": self.path, "reason": str(error)}
-        logger.warning("the journal is no longer written", extra=extra)
-        with suppress(OSError):  # what is buffered cannot be written, either
-            self._file.close()
 
 
 def journal_of(section: sections.Pool, now: JournalFile | None) -> JournalFile | None:

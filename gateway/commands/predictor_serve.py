@@ -61,7 +61,7 @@ def answer(predictor: LengthPredictor, body: bytes) -> tuple[int, bytes]:
         told = _asked(body).features
     except (msgspec.DecodeError, RecursionError) as error:
         return 400, msgspec.json.encode({"error": f"no list of 'features' in the body: {error}"})
-    features = [LengthFeatures(*structs.astuple(each)) for each in told]
+    features = [LengthFeatures(**structs.asdict(each)) for each in told]
     said = [each._asdict() for each in predictor.predict(features)] if features else []
     return 200, msgspec.json.encode({"predictions": said})
 

@@ -129,7 +129,7 @@ def _fitted(
     return replace(config, block_n=config.hopper) if fits else replace(config, hopper=0)
 
 
-def _room(  # noqa: PLR0917
+def _room(  # noqa: PLR0917 - sizes of one step
     given: Workspace | None,
     items: int,
     max_q: int,

@@ -146,7 +146,7 @@ def page_ids(row_ptr, base, COUNT: gl.constexpr, ROWS: gl.constexpr, PAGE: gl.co
     """Load the pages of a tile, all under way together."""
     ids = ()
     for p in gl.static_range(COUNT):
-        ids = ids + (gl.load(row_ptr + (base + p * ROWS) // PAGE),)  # noqa: RUF005
+        ids = ids + (gl.load(row_ptr + (base + p * ROWS) // PAGE),)  # noqa: RUF005 - Gluon unpacks none
     return ids
 
 
@@ -185,7 +185,7 @@ def gather(
     for c in gl.static_range(BLOCK_N // 32):
         tokens = gl.maximum(gl.minimum(base + c * 32 + rows, end - 1), 0)
         page = gl.load(row_ptr + tokens // PAGE, mask=tokens < end, other=0)
-        ids = ids + (page,)  # noqa: RUF005
+        ids = ids + (page,)  # noqa: RUF005 - Gluon unpacks none
     mbarrier.wait(free, phase)
     for c in gl.static_range(BLOCK_N // 32):
         tokens = gl.maximum(gl.minimum(base + c * 32 + rows, end - 1), 0)
@@ -214,7 +214,7 @@ def fetch(
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     SMALL: gl.constexpr = DIM // 64 * (BLOCK_N // 32)
-    small = tiles._reinterpret(DTYPE, [STAGES * SMALL, 32, 64], SHARED)  # noqa: SLF001
+    small = tiles._reinterpret(DTYPE, [STAGES * SMALL, 32, 64], SHARED)  # noqa: SLF001 - Gluon's only way
     slot = gl.to_tensor(slot)
     phase = gl.to_tensor(phase)
     gather(
@@ -234,7 +234,7 @@ def fetch(
         ROWS: gl.constexpr = BLOCK_N if PAGE > BLOCK_N else PAGE
         COUNT: gl.constexpr = BLOCK_N // ROWS
         PIECES: gl.constexpr = DIM // 64 * COUNT
-        pieces = tiles._reinterpret(DTYPE, [STAGES * PIECES, ROWS, 64], SHARED)  # noqa: SLF001
+        pieces = tiles._reinterpret(DTYPE, [STAGES * PIECES, ROWS, 64], SHARED)  # noqa: SLF001 - Gluon's only way
         for i in range(last):
             base = start + (last - 1 - i) * BLOCK_N
             inside = base % PAGE if PAGE > BLOCK_N else 0
