@@ -18,22 +18,32 @@ from forebay.gateway.telemetry.labels import FINISHES, PHASES, STATES, LabelSpac
 from forebay.gateway.telemetry.spans import SCHEMA_URL
 from forebay.policies.contracts import Outcome, Route
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS, DEPLOY = ROOT / "docs", ROOT / "deploy"
 METRICS = (DOCS / "metrics.md").read_text("utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text("utf-8")
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 LABELS = {metric.name: {*metric.labels, "le"} for metric in CATALOG}
 
 
+ALERTS = (DEPLOY / "prometheus" / "alerts.yaml").read_text("utf-8")
+DASHBOARD = (DEPLOY / "grafana" / "forebay.json").read_text("utf-8")
+
+
 def rules() -> list[dict[str, Any]]:
-    (block,) = re.findall(r"```yaml\n(.*?)```", METRICS, re.DOTALL)
-    (group,) = yaml.safe_load(block)["groups"]
+    (group,) = yaml.safe_load(ALERTS)["groups"]
     return group["rules"]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD)["panels"] if panel["type"] != "row"]
 
 
 def queries() -> list[str]:
     (block,) = re.findall(r"```promql\n(.*?)```", METRICS, re.DOTALL)
-    return [*re.findall(r"`([^`]*forebay_[^`]*)`", METRICS), block, *(r["expr"] for r in rules())]
+    written = [*re.findall(r"`([^`]*forebay_[^`]*)`", METRICS), block]
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [*written, *(rule["expr"] for rule in rules()), *shown]
 
 
 def test_the_table_is_the_catalog():
@@ -43,7 +53,7 @@ def test_the_table_is_the_catalog():
     assert found == [(m.name, m.kind, ", ".join(m.labels) or "-", m.help) for m in CATALOG]
 
 
-@pytest.mark.parametrize("text", [METRICS, OPERATIONS])
+@pytest.mark.parametrize("text", [METRICS, OPERATIONS, ALERTS, DASHBOARD])
 def test_every_metric_that_is_named_exists(text: str):
     kinds = {metric.name: metric.kind for metric in CATALOG}
     for name in re.findall(r"\bforebay_\w+", text):
@@ -63,7 +73,7 @@ def test_every_label_value_of_a_query_exists():
     known["met"], known["kind"] = {"yes", "no"}, {"business", "padding"}
     known["le"] = {str(bound) for bound in (*TTFT_BOUNDS, *QUEUE_BOUNDS)}
     for query in queries():
-        for label, values in re.findall(r'(\w+)=~?"([^"]*)"', query):
+        for label, values in re.findall(r'(\w+)=~?"([^"$]*)"', query):
             assert set(values.split("|")) <= known[label], query
 
 
@@ -71,6 +81,23 @@ def test_queries_are_balanced():
     for query in queries():
         assert query.count("(") == query.count(")")
         assert query.count("{") == query.count("}")
+
+
+def labels_left(query: str) -> set[str]:
+    """Labels of what a query returns: those it groups by, or all of its metrics'."""
+    grouped = re.findall(r"by \(([^)]*)\)", query)
+    if grouped:
+        return {label for group in grouped for label in re.split(r",\s*", group)}
+    names = re.findall(r"forebay_\w+", query)
+    return {"instance"}.union(*(LABELS[_SUFFIX.sub("", name)] for name in names))
+
+
+def test_lines_of_a_panel_are_named_by_labels_that_are_there():
+    for panel in panels():
+        for target in panel["targets"]:
+            named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert named, panel["title"]
+            assert named <= labels_left(target["expr"]), panel["title"]
 
 
 def test_each_alert_says_what_and_how_urgent():
