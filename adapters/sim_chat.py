@@ -81,10 +81,10 @@ def chat(engine: SimEngine, received: Received) -> Job:
     if not body.messages:
         raise SimError("messages must have at least one message", param="messages")
     offered = [Tool(tool.function.name, tool.function.parameters) for tool in body.tools or ()]
-    turns, images = read_turns(body.messages)
+    turns = read_turns(body.messages)
     if offered:
         turns.insert(0, ("system", _encode(body.tools).decode()))
-    ask = _ask(engine, body, [render(turns, images=images)])
+    ask = _ask(engine, body, [render(turns)])
     ask.max_tokens = body.max_completion_tokens or body.max_tokens
     ask.tools = choose_tools(offered, body.tool_choice, turns, several=body.parallel_tool_calls)
     ask.schema = read_schema(body.response_format, body.structured_outputs)

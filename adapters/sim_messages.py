@@ -99,16 +99,12 @@ def _read_prompt(body: CountBody) -> tuple[list[int], list[tuple[str, str]]]:
     if not body.messages:
         raise SimError("messages must have at least one message")
     turns: list[tuple[str, str]] = []
-    images = 0
     if body.system:
-        turns.append(("system", read_content(body.system)[0]))
+        turns.append(("system", read_content(body.system)))
     if body.tools:
         turns.append(("system", _encode(body.tools).decode()))
-    for message in body.messages:
-        text, shown = read_content(message.content)
-        images += shown
-        turns.append((_role(message), text))
-    return render(turns, images=images), turns
+    turns += [(_role(message), read_content(message.content)) for message in body.messages]
+    return render(turns), turns
 
 
 def _role(message: MessageTurn) -> str:

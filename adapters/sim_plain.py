@@ -73,10 +73,10 @@ def tokenize(engine: SimEngine, received: Received) -> Reply:
     body = read_body(received.body, TokenizeBody)
     engine.check_model(body.model)
     if body.messages is not None:
-        turns, images = read_turns(body.messages)
+        turns = read_turns(body.messages)
         if body.tools:
             turns.insert(0, ("system", _encode(body.tools).decode()))
-        tokens = render(turns, images=images)
+        tokens = render(turns)
     elif body.prompt is not None:
         tokens = encode(body.prompt)
     else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from .sim_job import SimError, Tool
 from .sim_text import encode
 
 Json = dict[str, Any]
+_MEDIA = ("image", "audio", "video", "file", "document")
 _encode = msgspec.json.encode
 
 
@@ -36,36 +38,44 @@ class Message(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-def read_turns(messages: list[Message]) -> tuple[list[tuple[str, str]], int]:
-    """Return the (role, text) turns and how many images they show."""
+def read_turns(messages: list[Message]) -> list[tuple[str, str]]:
+    """Return the (role, text) turns."""
     turns: list[tuple[str, str]] = []
-    images = 0
     for message in messages:
-        text, shown = read_content(message.content)
-        images += shown
+        text = read_content(message.content)
         if message.tool_calls:
             text += _encode(message.tool_calls).decode()
         turns.append((message.role, text))
-    return turns, images
+    return turns
 
 
-def read_content(content: str | list[Any] | None) -> tuple[str, int]:
-    """Return the text of a message's content, whatever its parts, and how many images it shows."""
+def read_content(content: str | list[Any] | None) -> str:
+    """Return the text of a message's content, whatever its parts; what is no text has a mark."""
     if content is None or isinstance(content, str):
-        return content or "", 0
+        return content or ""
     texts: list[str] = []
-    images = 0
     for part in content:
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, dict):
             members = cast("Json", part)
-            text = members.get("text")
-            images += "image" in str(members.get("type"))
-            texts.append(text if isinstance(text, str) else _encode(members).decode())
+            text, kind = members.get("text"), str(members.get("type"))
+            if isinstance(shown := members.get("content"), list):
+                members = {**members, "content": read_content(cast("list[Any]", shown))}
+            if isinstance(text, str):
+                texts.append(text)
+            elif any(medium in kind for medium in _MEDIA):
+                texts.append(_mark(_encode(members)))
+            else:
+                texts.append(_encode(members).decode())
         else:
             raise SimError("each part of a content must be a string or an object", param="messages")
-    return "".join(texts), images
+    return "".join(texts)
+
+
+def _mark(medium: bytes) -> str:
+    """Return text of some 70 tokens that is another for each picture or sound."""
+    return xxh3_64_hexdigest(medium) + " ." * 64
 
 
 def choose_tools(

@@ -65,8 +65,8 @@ def create(engine: SimEngine, received: Received) -> Job:
     body = read_body(received.body, ResponsesBody)
     if body.background and (body.stream or not body.store):
         raise SimError("background needs store, and no stream")
-    turns, images = _read_turns(engine, body)
-    job = engine.plan(_ask(engine, body, turns, images))
+    turns = _read_turns(engine, body)
+    job = engine.plan(_ask(engine, body, turns))
     job.writer = writer = ResponseWriter(engine, received, body, job)
     if body.store:
         stored = StoredResponse(writer.begun("queued"), turns)
@@ -113,14 +113,14 @@ def _find(engine: SimEngine, response_id: str) -> StoredResponse:
     return stored
 
 
-def _ask(engine: SimEngine, body: ResponsesBody, turns: Turns, images: int) -> Ask:
+def _ask(engine: SimEngine, body: ResponsesBody, turns: Turns) -> Ask:
     offered = [
         Tool(str(tool.get("name")), tool.get("parameters"))
         for tool in body.tools or ()
         if tool.get("type") == "function"
     ]
     return Ask(
-        prompts=[render(turns, images=images)],
+        prompts=[render(turns)],
         model=engine.check_model(body.model),
         max_tokens=body.max_output_tokens,
         priority=body.priority or 0,
@@ -131,7 +131,7 @@ def _ask(engine: SimEngine, body: ResponsesBody, turns: Turns, images: int) -> A
     )
 
 
-def _read_turns(engine: SimEngine, body: ResponsesBody) -> tuple[Turns, int]:
+def _read_turns(engine: SimEngine, body: ResponsesBody) -> Turns:
     turns: Turns = []
     if body.previous_response_id is not None:
         turns += _find(engine, body.previous_response_id).turns
@@ -140,28 +140,23 @@ def _read_turns(engine: SimEngine, body: ResponsesBody) -> tuple[Turns, int]:
     if body.tools:
         turns.insert(0, ("system", _encode(body.tools).decode()))
     if isinstance(body.input, str):
-        return [*turns, ("user", body.input)], 0
-    images = 0
-    for item in body.input:
-        turn, shown = _read_item(item)
-        turns.append(turn)
-        images += shown
+        return [*turns, ("user", body.input)]
+    turns += map(_read_item, body.input)
     if not body.input:
         raise SimError("input must not be empty", param="input")
-    return turns, images
+    return turns
 
 
-def _read_item(item: object) -> tuple[tuple[str, str], int]:
+def _read_item(item: object) -> tuple[str, str]:
     if not isinstance(item, dict):
         raise SimError("each item of input must be an object", param="input")
     members = cast("Json", item)
     kind = members.get("type", "message")
     if kind == "message":
-        text, images = read_content(members.get("content"))
-        return (str(members.get("role", "user")), text), images
+        return (str(members.get("role", "user")), read_content(members.get("content")))
     if kind == "function_call_output":
-        return ("tool", str(members.get("output"))), 0
-    return ("assistant", _encode(members).decode()), 0
+        return ("tool", str(members.get("output")))
+    return ("assistant", _encode(members).decode())
 
 
 class ResponseWriter:

@@ -47,8 +47,7 @@ _MARKS = VOCABULARY - 32
 
 _ROLES = ("system", "user", "assistant", "tool", "developer", "function")
 _END = _MARKS
-_IMAGE = _MARKS + 1
-_ROLE_MARKS = {role: _MARKS + 2 + index for index, role in enumerate(_ROLES)}
+_ROLE_MARKS = {role: _MARKS + 1 + index for index, role in enumerate(_ROLES)}
 
 _PIECES = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
 _LOWER = {letter: index for index, letter in enumerate(" abcdefghijklmnopqrstuvwxyz")}
@@ -121,12 +120,12 @@ def split(text: str) -> tuple[list[int], list[str]]:
     return ids, pieces
 
 
-def render(turns: Iterable[tuple[str, str]], *, images: int = 0) -> list[int]:
+def render(turns: Iterable[tuple[str, str]]) -> list[int]:
     """Apply the chat template to (role, text) turns: mark, text, end, and the answer's mark.
 
     The marks are ids that no text encodes to, so a turn cannot pretend to be another.
     """
-    ids: list[int] = [_IMAGE] * (64 * images)
+    ids: list[int] = []
     left = _LONGEST
     for role, text in turns:
         ids.append(_ROLE_MARKS.get(role, _ROLE_MARKS["user"]))
@@ -228,6 +227,6 @@ def _spell(piece: str) -> list[int]:
 
 
 def _mark_text(token: int) -> str:
-    names = {_END: "<|end|>", _IMAGE: "<|image|>"}
+    names = {_END: "<|end|>"}
     names |= {mark: f"<|{role}|>" for role, mark in _ROLE_MARKS.items()}
     return names.get(token, "")

@@ -13,6 +13,7 @@ from forebay.scheduler.build import journal_head, make_dispatcher
 from forebay.scheduler.cost import Cost
 
 from .feedback import Feedback
+from .media import MediaTokens
 from .scheduling import (
     JournalFile,
     Reading,
@@ -41,6 +42,7 @@ class Arrangement:
         self.settings: Scheduling = scheduling_of(section, Shared())
         self._section = section
         self._seed = seed
+        self.media = MediaTokens()
         self._cost = Cost()
         path = section.scheduling.journal
         self._journal = None if path is None else JournalFile(path)
@@ -95,7 +97,7 @@ class Arrangement:
 
     def feedback(self, ordering: Ordering) -> Feedback:
         """Make what takes in how requests ended."""
-        return Feedback(ordering, self.length, self._cost)
+        return Feedback(ordering, self.length, self._cost, self.media)
 
     def flush(self) -> None:
         """Write out the journal, and what the predictor logs."""

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from forebay.scheduler.length import Estimator
     from forebay.scheduler.window_adaptive import AdaptiveWindow
 
+    from .media import MediaTokens
+
 
 class Feedback:
-    """What becomes of an outcome: a true cost, a longer or shorter prediction, a wider window."""
+    """What becomes of an outcome: a true cost, better predictions, a wider window."""
 
-    __slots__ = ("_charged", "_cost", "_learn")
+    __slots__ = ("_charged", "_cost", "_learn", "_media")
 
-    def __init__(self, ordering: Ordering, predictor: Estimator, cost: Cost) -> None:
+    def __init__(
+        self, ordering: Ordering, predictor: Estimator, cost: Cost, media: MediaTokens
+    ) -> None:
+        self._media = media
         self._charged = isinstance(ordering, Charged)
         self._cost = cost
         self._learn: Callable[[Request, Outcome], None] | None = (
@@ -37,6 +42,7 @@ class Feedback:
         """
         if self._learn is not None:
             self._learn(placement.request, outcome)
+        self._media.learn(placement.request, outcome)
         moved = window is not None and window.ended(*_times(placement, outcome))
         output = outcome.output_tokens
         if output is None and outcome.stream:

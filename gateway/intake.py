@@ -53,7 +53,7 @@ _MOST_ANSWERS = 1024
 _HOTTEST = 100.0
 """Engines refuse more than a temperature of 2; a caller may write any number."""
 BYTES_PER_TOKEN = 4
-"""Rough, and of the whole body: media in base64 count far too much, which errs on the safe side."""
+"""Rough, and of the whole body but what is no text (`media`)."""
 _COUNTED = 64 << 10
 """Bytes of prompts up to which they are counted exactly; of longer ones, by their brackets."""
 

@@ -73,6 +73,10 @@ class Form:
                     return None
         return None
 
+    def sizes(self, key: str) -> list[int]:
+        """Return the bytes of each field of that name."""
+        return [part.end - part.value for part in self._parts if part.name == key]
+
     def splice(self, replace: Mapping[str, bytes], drop: Iterable[str] = ()) -> bytes:
         """Return the form with fields replaced (values are JSON strings), appended or dropped."""
         dropped = frozenset(drop)

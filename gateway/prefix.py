@@ -195,7 +195,7 @@ class PoolPrefix:
             prompt = request.prompt_tokens_estimate
             blocks = self.blocks(request.route, body, model=request.model, salt=salt)
         else:
-            prompt = len(tokens) // 4
+            prompt = len(tokens) // 4 + request.media_tokens
             blocks = self.names.by_tokens(tokens, model=request.model, salt=salt)
         left = prompt - self.longest(blocks, prompt)
         named = replace(

@@ -195,7 +195,7 @@ class Placements:
         if outcome.prompt_tokens and not request.counted:
             told = outcome.prompt_tokens / len(request.blocks)
             self.per_block += _WEIGHT * (told - self.per_block)
-        if request.counted and outcome.prompt_tokens is not None:
+        if request.counted and outcome.prompt_tokens is not None and not request.media:
             same = request.prompt_tokens_estimate == outcome.prompt_tokens
             self.counted += same
             self.miscounted += not same

@@ -8,6 +8,8 @@ import msgspec
 
 from forebay.policies.contracts import Route
 
+from .media import with_stand_ins
+
 if TYPE_CHECKING:
     from .intake import AnyBody
 
@@ -27,7 +29,8 @@ _PART_IN = ".", "user"
 def prompt_text(route: Route, body: AnyBody) -> bytes:
     """Write a prompt as one text that is equal where the model would see the same.
 
-    Key order and white space of the JSON do not count; what an image is called does.
+    Key order and white space of the JSON do not count; what an image is called does,
+    of which a digest stands there.
     """
     if route in _CONVERSATIONS:
         pieces: list[bytes] = []
@@ -126,6 +129,8 @@ def _write(message: Any, pieces: list[bytes]) -> None:
         pieces += (_canonical(message), _END)
         return
     role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
+    if isinstance(content, list):
+        content = with_stand_ins(content)  # type: ignore[reportUnknownArgumentType]  # any JSON
     pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]  # JSON
     if len(message) > ("role" in message) + ("content" in message):  # type: ignore[reportUnknownArgumentType]  # JSON
         rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON

@@ -15,6 +15,7 @@ from forebay.scheduler.length import LengthFeatures
 
 from . import intake
 from .ids import Ids, callers_id
+from .media import media_of
 from .places import BAD_ANSWER
 from .prefix_names import tenant_salt
 from .routes import plain_target, stored_name
@@ -152,7 +153,9 @@ class Preparation:
         body, call, headers = inbound.body, inbound.call, message.headers
         self._take_headers(inbound, headers)
         session = headers.get(b"x-forebay-session")
-        prompt = len(message.body) // intake.BYTES_PER_TOKEN
+        media = media_of(body, call.route)
+        media_tokens = round(media.number * inbound.pool.arrangement.media.tokens)
+        prompt = (len(message.body) - media.size) // intake.BYTES_PER_TOKEN + media_tokens
         standing, asked = self._bind(inbound, headers, prompt)
         without = _NOBODY
         if endpoint is None:
@@ -193,6 +196,8 @@ class Preparation:
             output_tokens_estimate=predicted,
             uncached_tokens=uncached,
             body_bytes=len(message.body),
+            media=media.number,
+            media_tokens=media_tokens,
             stream=call.stream,
             session=None if session is None else session[:_MAX_SESSION].decode("latin-1"),
             blocks=blocks,

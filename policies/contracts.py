@@ -200,6 +200,10 @@ class Request(Struct, frozen=True, gc=False):
     output_tokens_estimate: int
     uncached_tokens: int
     body_bytes: int = 0
+    media: int = 0
+    """Pictures, sounds and files in it."""
+    media_tokens: int = 0
+    """Of the prompt's tokens, what these are thought to be."""
     stream: bool = False
     session: str | None = None
     blocks: tuple[BlockHash, ...] = ()

@@ -8,6 +8,7 @@ import pytest
 from tests.asking import a_request
 
 from forebay.gateway.feedback import Feedback
+from forebay.gateway.media import MediaTokens
 from forebay.policies.contracts import Finish, Outcome, Placement
 from forebay.policies.ordering_fair import Fair
 from forebay.scheduler.cost import Cost
@@ -30,6 +31,6 @@ ASKED = a_request(output_tokens_estimate=500, stream=True)
 def test_a_request_costs_what_came_of_it(said: dict[str, Any], cost: float | None):
     told: dict[str, Any] = {"stream": True, **said}
     outcome = Outcome(request_id="r", pool="p", route="x", tenant="acme", **told)
-    feedback = Feedback(Fair(), ConstantLength(), Cost())
+    feedback = Feedback(Fair(), ConstantLength(), Cost(), MediaTokens())
 
     assert feedback.ended(Placement(ASKED, "e0", 600, 0.0), outcome, None) == (cost, False)
