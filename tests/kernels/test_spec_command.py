@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: ANN001, ANN002, ANN202, ANN204
+# ruff: noqa: ANN001, ANN002, ANN202
 # (skip before importing what needs torch, whose types are unknown where this is checked)
 """`forebay spec`: stores, advice, flags."""
 
@@ -11,13 +11,11 @@ import threading
 import time
 from array import array
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="kernels need torch")
 
-from forebay.kernels.plugins.trtllm_drafter import Drafts
 from forebay.kernels.speculative.command import main
 from forebay.kernels.speculative.corpus import Text, day_of
 from forebay.kernels.speculative.doctor import advise, decide, examine
@@ -168,27 +166,6 @@ def test_each_engine_and_method_has_flags_or_a_plain_no(capsys):
     assert str(flags("vllm-0.26", "rest", store="a.store", tokens=8)).endswith(
         """--additional-config '{"forebay": {"store": "a.store"}}'"""
     )
-
-
-def test_tensorrt_llms_requests_get_drafts_and_are_followed_by_id():
-    class Request:
-        def __init__(self, name, prompt):
-            self.py_request_id, self.py_prompt_len = name, len(prompt)
-            self.tokens, self.py_draft_tokens = list(prompt), None
-
-        def get_tokens(self, _beam):
-            return self.tokens
-
-    drafts, a = Drafts(3), Request(1, [1, 2, 3, 4, 1])
-    a.tokens.append(2)
-    step = SimpleNamespace(generation_requests=[a])
-    drafts.prepare_draft_tokens(step)
-    assert a.py_draft_tokens == [3, 4, 1]
-    a.tokens += [3, 9]
-    drafts.prepare_draft_tokens(step)
-    assert a.py_draft_tokens == []
-    drafts.prepare_draft_tokens(SimpleNamespace(generation_requests=[]))
-    assert drafts._histories == {}
 
 
 def test_a_head_is_evaluated_against_plain_output_and_errors_say_what_is_wrong(tmp_path, capsys):
