@@ -13,6 +13,7 @@ import argparse
 import errno
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,15 @@ def _add_train(actions: Any) -> None:
     )
     train.add_argument("--heads", type=whole(1), default=4, help="Medusa's heads (%(default)s)")
     train.add_argument(
+        "--layers", type=whole(1), default=1, help="layers of a Medusa head (%(default)s)"
+    )
+    train.add_argument(
+        "--tied", action="store_true", help="Medusa's heads use the target's LM head: less to learn"
+    )
+    train.add_argument(
+        "--decay", type=number(0, most=1), default=0.0, help="weight decay (%(default)s)"
+    )
+    train.add_argument(
         "--draft-vocab", type=whole(1), default=32000, help="EAGLE-3's (%(default)s)"
     )
     train.add_argument("--end-token", type=whole(0), help="id put between texts")
@@ -158,7 +168,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     held_out = None
     if arguments.held_out:
         held_out = Corpus(read_texts(arguments.held_out), end=arguments.end_token)
-    names = ("method", "steps", "rows", "length", "lr", "unrolls", "heads", "draft_vocab", "seed")
+    names = (each.name for each in fields(Recipe) if hasattr(arguments, each.name))
     recipe = Recipe(**{name: getattr(arguments, name) for name in names})
     trainer = Trainer(target, corpus, recipe, out=arguments.out, held_out=held_out)
     if not arguments.fresh and trainer.resume():

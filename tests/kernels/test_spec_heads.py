@@ -106,6 +106,45 @@ def test_a_stopped_training_goes_on_to_the_same_end(target: Path, tmp_path: Path
         ).resume()  # fmt: skip
 
 
+def test_tied_medusa_heads_leave_the_targets_lm_head_and_learn_all_the_same(
+    target: Path, tmp_path: Path
+):
+    corpus, model = Corpus([Text(TEXT)]), load_llama(target, dtype=torch.float32)
+    recipe = Recipe(
+        method="medusa", steps=120, rows=8, length=32, lr=4e-3, tied=True, layers=2, decay=0.01
+    )
+    trainer = Trainer(model, corpus, recipe, out=tmp_path, held_out=corpus)
+    before = trainer.evaluate(2)
+    assert trainer.run(say=lambda _: None)["held_out"][0] > before[0] + 0.2
+    told, tensors = json.loads((tmp_path / "config.json").read_text()), load_tensors(tmp_path)
+    assert told["original_lm_head"]
+    assert told["num_hidden_layers"] == 2
+    assert sorted(tensors) == [
+        *(f"blocks.{head}.layers.{layer}.weight" for head in range(4) for layer in range(2)),
+        "lm_heads.0.weight",
+    ]
+    torch.testing.assert_close(tensors["lm_heads.0.weight"], model.lm_head.weight.bfloat16())
+    again = load_head("medusa", tmp_path, dtype=torch.float32)
+    hidden = torch.randn(2, CONFIG.hidden_size)
+    for own, other in zip(trainer.head.eval()(hidden), again(hidden), strict=True):
+        torch.testing.assert_close(own, other, rtol=0.1, atol=0.1)
+
+
+def test_a_state_from_before_a_setting_was_there_is_gone_on_from(target: Path, tmp_path: Path):
+    corpus, model = Corpus([Text(TEXT)]), load_llama(target, dtype=torch.float32)
+    recipe = Recipe(method="eagle", steps=4, rows=2, length=16, unrolls=2)
+    trainer = Trainer(model, corpus, recipe, out=tmp_path)
+    trainer.step()
+    trainer.save()
+    told = torch.load(tmp_path / "state.pt", weights_only=True)
+    del told["recipe"]["tied"], told["recipe"]["decay"]
+    torch.save(told, tmp_path / "state.pt")
+    assert Trainer(model, corpus, recipe, out=tmp_path).resume()
+    other = Recipe(method="eagle", steps=4, rows=2, length=16, unrolls=2, decay=0.1)
+    with pytest.raises(ValueError, match="another decay"):
+        Trainer(model, corpus, other, out=tmp_path).resume()
+
+
 def test_the_layouts_are_those_that_engines_load(target: Path, tmp_path: Path):
     told: dict[str, tuple[list[str], dict]] = {}
     for method in ("eagle3", "eagle", "medusa"):

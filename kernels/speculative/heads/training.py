@@ -52,6 +52,9 @@ class Recipe:
     clip: float = 0.5
     unrolls: int = 5
     heads: int = 4
+    layers: int = 1
+    tied: bool = False
+    decay: float = 0.0
     draft_vocab: int = 32000
     seed: int = 0
 
@@ -71,7 +74,7 @@ def new_head(target: Llama, recipe: Recipe, corpus: Corpus) -> Head:
     """Make an untrained head that fits the target."""
     config = target.config
     if recipe.method == "medusa":
-        return MedusaHeads.beside(target, recipe.heads)
+        return MedusaHeads.beside(target, recipe.heads, layers=recipe.layers, tied=recipe.tied)
     if recipe.method == "eagle":
         return Eagle1Head(config)
     if config.num_hidden_layers < 7:
@@ -120,10 +123,10 @@ class Trainer:
         self.features = self.head.features
         self._rng = torch.Generator().manual_seed(recipe.seed)
         self._optimiser = torch.optim.AdamW(
-            self.head.parameters(),
+            [each for each in self.head.parameters() if each.requires_grad],
             lr=recipe.lr,
             betas=(0.9, 0.95),
-            weight_decay=0.0,
+            weight_decay=recipe.decay,
             fused=self.device.type == "cuda",
         )
 
@@ -137,8 +140,10 @@ class Trainer:
             return False
         told = torch.load(path, map_location=self.device, weights_only=True)
         mine = asdict(self.recipe)
-        if told["recipe"] != mine:
-            other = sorted(name for name in mine if told["recipe"].get(name) != mine[name])
+        # What an older state does not name was as it is when nothing is said.
+        before = asdict(Recipe(self.recipe.method)) | told["recipe"]
+        if before != mine:
+            other = sorted(name for name in mine if before[name] != mine[name])
             raise ValueError(f"{path} was trained with another {other[0]}; choose another --out")
         self.head.load_state_dict(told["head"])
         self._optimiser.load_state_dict(told["optimiser"])
