@@ -11,6 +11,10 @@ prompt has begun, since fewer are in flight from then on (over all where every p
 Engines load side by side, and measure one at a time, holding `--lock`. Written as JSON: per scene
 seconds, output tokens, the outputs, and what the engine's own `vllm:spec_decode_*` counters grew
 by.
+
+With `--turns FOLDER` an engine measures all its scenes again for each file FOLDER/NAME.0,
+FOLDER/NAME.1, ... (NAME is that of `--out`) once it is there, says so by FOLDER/NAME.0.done, and
+ends with FOLDER/end: so ways can be measured in turns while all stay loaded.
 """
 
 import argparse
@@ -88,18 +92,41 @@ def run_scene(llm, scene):
     }
 
 
+def in_turns(llm, scenes, arguments):
+    """Measure all scenes each time the next turn's file is there."""
+    told, name = {"turns": []}, arguments.out.stem
+    while True:
+        mark = arguments.turns / f"{name}.{len(told['turns'])}"
+        while not mark.exists():
+            if (arguments.turns / "end").exists():
+                return
+            time.sleep(0.05)
+        if not told["turns"]:
+            run_scene(llm, {**scenes[0], "prompts": scenes[0]["prompts"][:2], "max_tokens": 32})
+        found = {scene["name"]: run_scene(llm, scene) for scene in scenes}
+        told["turns"].append(found)
+        arguments.out.write_text(json.dumps(told))
+        rates = {scene: round(each["tokens_per_s"]) for scene, each in found.items()}
+        print(mark.name, json.dumps(rates), flush=True)
+        mark.with_name(f"{mark.name}.done").touch()
+
+
 def main():
     """Load, wait for the lock, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--scenes", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lock", type=Path, required=True)
+    parser.add_argument("--lock", type=Path, default=Path("/dev/null"))
     parser.add_argument("--llm", default="{}", help="JSON of more arguments for LLM")
     parser.add_argument("--only", default="", help="names of scenes, parted by ;")
     parser.add_argument("--ready", type=Path, help="made when loaded; measure when --go exists")
     parser.add_argument("--go", type=Path)
+    parser.add_argument("--when", type=Path, nargs="*", default=[], help="load when these exist")
+    parser.add_argument("--turns", type=Path, help="folder of the turns' files")
     arguments = parser.parse_args()
+    while not all(path.exists() for path in arguments.when):
+        time.sleep(0.2)
     started = time.perf_counter()
     llm = LLM(
         model=arguments.model,
@@ -117,6 +144,9 @@ def main():
         # How close a choice was is asked of the plain engine alone.
         scenes = [scene for scene in scenes if not scene.get("plain")]
     wanted = set(filter(None, arguments.only.split(";")))
+    if arguments.turns:
+        in_turns(llm, [s for s in scenes if not wanted or s["name"] in wanted], arguments)
+        return
     with arguments.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_scene(llm, {**scenes[0], "prompts": scenes[0]["prompts"][:2], "max_tokens": 32})

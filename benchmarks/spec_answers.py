@@ -39,8 +39,12 @@ class Strip:
             for side, new in enumerate((k, v)):
                 self.kv[number, side, :, :, self.length : end] = new.transpose(1, 2)
             keys, values = self.kv[number, :, :, :, :end]
+            if q.shape[1] == 1:  # query heads that share keys are rows of one read of these
+                shape = (len(q), keys.shape[1], -1, q.shape[3])
+                out = F.scaled_dot_product_attention(q[:, 0].view(shape), keys, values)
+                return out.reshape(q.shape)
             out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, is_causal=q.shape[1] > 1, enable_gqa=True
+                q.transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
             )
             return out.transpose(1, 2)
 

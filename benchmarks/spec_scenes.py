@@ -5,6 +5,7 @@
 
     python benchmarks/spec_scenes.py make DIR
     python benchmarks/spec_scenes.py answers DIR/plain-v1.json DIR/scenes.json DIR/answers.jsonl
+    python benchmarks/spec_scenes.py turns DIR/plain-v1.json DIR/eagle3.json ... --out turns.csv
     python benchmarks/spec_scenes.py table DIR/plain-v1.json DIR/eagle3.json ... --gpu NAME --out
         vllm.csv --greedy vllm_greedy.json
 
@@ -12,13 +13,15 @@
 `forebay spec store build` reads of the plain engine's answers, so that a store knows them. `table`
 takes the plain engine first: outputs are compared with its, in its scenes `gaps` and `edit gaps`,
 which alone ask for log probabilities, since those cost time; with its other scenes it is compared
-itself.
+itself. `turns` writes what `bench_spec_vllm.py --turns` measured, a row for each turn, and prints
+means, lowest and highest, and times the quickest plain way's mean.
 """
 
 import argparse
 import csv
 import json
 import random
+import statistics
 from array import array
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +157,28 @@ def table(options):
         options.greedy.write_text(json.dumps(greedy, indent=1) + "\n")
 
 
+def turns(options):
+    """Write ways that were measured in turns, and print what they come to."""
+    told = {path.stem: json.loads(path.read_text())["turns"] for path in options.ways}
+    rates = {}
+    with options.out.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        head = ["seconds", "output_tokens", "tokens_per_s", "drafts", "drafted", "accepted"]
+        out.writerow(["engine", "gpu", "date", "way", "scene", "turn", *head, "by_position"])
+        for way, found in told.items():
+            for number, scenes in enumerate(found):
+                for name, scene in scenes.items():
+                    own, place, *row = row_of(way, name, scene)
+                    said = [options.engine, options.gpu, options.date]
+                    out.writerow([*said, own, place, number, *row])
+                    rates.setdefault((name, way), []).append(scene["tokens_per_s"])
+    for (name, way), found in sorted(rates.items()):
+        ways = (each for (scene, own), each in rates.items() if scene == name and "plain" in own)
+        plain = max(map(statistics.mean, ways), default=float("nan"))
+        mean = statistics.mean(found)
+        print(f"{name}: {way} {mean:.0f} ({min(found):.0f}-{max(found):.0f}), {mean / plain:.2f}")
+
+
 def main():
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,6 +200,13 @@ def main():
     one.add_argument("--gpu", default="NVIDIA H200")
     one.add_argument("--date", default=datetime.now(UTC).date().isoformat())
     one.set_defaults(run=table)
+    one = commands.add_parser("turns", help="ways that were measured in turns")
+    one.add_argument("ways", type=Path, nargs="+", help="JSON of bench_spec_vllm.py --turns")
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--engine", default="vllm 0.26.0")
+    one.add_argument("--gpu", default="NVIDIA H200")
+    one.add_argument("--date", default=datetime.now(UTC).date().isoformat())
+    one.set_defaults(run=turns)
     options = parser.parse_args()
     options.run(options)
 

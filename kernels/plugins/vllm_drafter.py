@@ -145,6 +145,21 @@ def _start(ids: Any, count: int, new: Sequence[int]) -> History:
     return History(array("I", ids[: count - len(new)].tobytes()))
 
 
+def _never_bare(vllm_config: Any) -> bool:
+    """Say whether several rows without a guess must not meet in one step.
+
+    With cudagraph_mode FULL, a graph is captured for rows of several tokens and replayed for rows
+    of one token as well. FlashAttention 3 takes causal rows of one token for not causal where heads
+    are up to 64 or over 128 wide, and then lays out its schedule otherwise than the captured kernel
+    reads it: attention comes out wrong, and with it tokens. With a guess in every row no such step
+    comes about, whichever of the rows end.
+    """
+    mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
+    if getattr(mode, "name", None) != "FULL":
+        return False
+    return not 64 < int(vllm_config.model_config.get_head_size()) <= 128
+
+
 def _collector(
     told: dict[str, Any], beside: ThreadPoolExecutor
 ) -> Callable[[History], None] | None:
@@ -168,6 +183,7 @@ class ForebayDrafter:
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")
         self._reader = StoreReader(store, background=self._beside.submit) if store else None
         self._max_tokens = int(vllm_config.model_config.max_model_len)
+        self._never_bare = _never_bare(vllm_config)
         collects = {name: settings.pop(name) for name in _COLLECTS & set(settings)}
         self._rows = Rows(_collector(collects, self._beside))
         self._drafter = Drafter(
@@ -207,5 +223,8 @@ class ForebayDrafter:
             drafter.settle(history, new)
             history.extend(new)
             room = self._max_tokens - count - 1
-            drafts.append(drafter.propose(history, rows=len(rows), room=room))
+            draft = drafter.propose(history, rows=len(rows), room=room)
+            if not draft and self._never_bare and len(rows) > 1 and room > 0:
+                draft = [history.tokens[-1]]
+            drafts.append(draft)
         return drafts

@@ -65,6 +65,40 @@ def test_vllm_rows_without_new_tokens_draft_nothing_and_are_not_forgotten():
     assert drafter._rows._of_row[0] is first
 
 
+def full_graphs(head_size, mode="FULL"):
+    told = vllm_config()
+    told.model_config.get_head_size = lambda: head_size
+    told.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
+    return told
+
+
+def bare_rows(told, count):
+    """Drafts for so many rows in which nothing has come twice."""
+    drafter = vllm_drafter.ForebayDrafter(told)
+    rows = [[10 * n + 1, 10 * n + 2, 10 * n + 3] for n in range(count)]
+    return drafter.propose([[row[-1]] for row in rows], [3] * count, [Ids(row) for row in rows])
+
+
+@pytest.mark.parametrize("head_size", [64, 256])
+def test_under_full_graphs_no_step_of_several_rows_is_without_guesses(head_size: int):
+    assert bare_rows(full_graphs(head_size), 3) == [[3], [13], [23]]
+    assert bare_rows(full_graphs(head_size), 1) == [[]]
+
+
+def test_guesses_that_are_worth_nothing_are_left_out_where_no_schedule_depends_on_them():
+    assert bare_rows(vllm_config(), 3) == [[], [], []]
+    assert bare_rows(full_graphs(128), 3) == [[], [], []]
+    assert bare_rows(full_graphs(64, "FULL_AND_PIECEWISE"), 3) == [[], [], []]
+
+
+def test_a_row_at_the_end_of_its_context_stays_without_a_guess():
+    drafter = vllm_drafter.ForebayDrafter(full_graphs(64))
+    full = list(range(100, 163))
+    short = [1, 2, 3]
+    rows = [Ids(full), Ids(short)]
+    assert drafter.propose([[full[-1]], [3]], [63, 3], rows) == [[], [3]]
+
+
 def test_vllm_is_never_given_more_drafts_than_its_context_holds():
     drafter = vllm_drafter.ForebayDrafter(vllm_config())
     row = ([1, 2, 3, 4] * 16)[:62]
