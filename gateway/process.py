@@ -17,6 +17,7 @@ from .app import App
 from .assembly import Assembly
 from .chores import Chores
 from .connections import Connections
+from .discovery import Discovery, resolve
 from .draining import Drain
 from .experimenting import Experiments
 from .keys import Keys
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from forebay.gateway.config.sections import Config
 
     from .admin_server import AdminServer
+    from .discovery import Resolve
     from .telemetry.snapshot import Snapshot
     from .telemetry.spans import Spans
 
@@ -72,7 +74,7 @@ def limits_of(config: Config) -> Limits:
 class Process:
     """Runs until told to stop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a seam of its own
         self,
         config: Config,
         *,
@@ -80,12 +82,14 @@ class Process:
         read: Callable[[bytes], Config] | None = None,
         loaded: bytes | None = None,
         banner: Callable[[str, str | None], None] | None = None,
+        resolve: Resolve = resolve,
     ) -> None:
         self.config = config
         self._path = path
         self._read = read
         self._loaded = loaded
         self._banner = banner
+        self._discovery = Discovery(self.apply, resolve=resolve)
         self._started = time.time()
         self._draining = False
         self._listening = False
@@ -115,6 +119,9 @@ class Process:
         server, loop = self.config.server, asyncio.get_running_loop()
         self._stopped, self._hurry = asyncio.Event(), asyncio.Event()
         self._chores = Chores()
+        said = self.config
+        await self._discovery.prepare(said)
+        self.config = self._discovery.expand(said)
         self._observe(loop)
         await self._assemble()
         self.connections = Connections(self.app, limits_of(self.config), time.monotonic)
@@ -125,6 +132,7 @@ class Process:
             await self.metering.close()
             raise
         self._listening = True
+        self._discovery.attend(said)
         self._handle_signals(loop)
         self._watch.start()
         self._ticking = loop.create_task(self._tick())
@@ -203,7 +211,10 @@ class Process:
     def _start_watcher(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         if self._path is None or self._read is None:
             return None
-        self.watcher = Watcher(self._path, apply=self.apply, read=self._read, loaded=self._loaded)
+        take, prepare = self.apply, self._discovery.prepare
+        self.watcher = Watcher(
+            self._path, apply=take, prepare=prepare, read=self._read, loaded=self._loaded
+        )
         return loop.create_task(self.watcher.run())
 
     def _start_admin(self) -> AdminServer | None:
@@ -314,10 +325,12 @@ class Process:
     def apply(self, config: Config) -> None:
         """Take a new configuration into force, or raise ConfigError and change nothing."""
         refuse_fixed(self.config, config)
+        said, config = config, self._discovery.expand(config)
         built = self._assembly.build(config)
         tokens = self._tokens_of(config)
         self._assembly.take(built)
         self.config = config
+        self._discovery.attend(said)
         self.connections.limits = limits_of(config)
         self.connections.heads.clear()
         self.telemetry.relabel(LabelSpace.from_config(config))
@@ -368,6 +381,7 @@ class Process:
         tasks = [task for task in (self._ticking, self._watching) if task is not None]
         for task in tasks:
             task.cancel()
+        await self._discovery.close()
         self._watch.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
         if not await self._chores.flush(5.0):

@@ -23,7 +23,7 @@ from forebay.gateway.config.errors import ConfigErrors
 from forebay.policies.contracts import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from forebay.gateway.config.sections import Config
@@ -78,7 +78,8 @@ class Watcher:
     """Watches one file. `run` is a task for the life of the process; cancelling it ends it.
 
     `loaded` is the content that is in force; without it, what the file holds when `run` begins.
-    `apply` may refuse, too, by raising a ConfigError; it must then have changed nothing.
+    `apply` may refuse, too, by raising a ConfigError; it must then have changed nothing. `prepare`
+    finds out what it needs to know before.
     """
 
     def __init__(  # noqa: PLR0913 - each is a seam of its own
@@ -86,6 +87,7 @@ class Watcher:
         path: Path,
         *,
         apply: Callable[[Config], None],
+        prepare: Callable[[Config], Awaitable[None]] | None = None,
         on_error: Callable[[ConfigError], None] | None = None,
         read: Callable[[bytes], Config] = load.read,
         loaded: bytes | None = None,
@@ -94,6 +96,7 @@ class Watcher:
     ) -> None:
         self._path = path
         self._apply = apply
+        self._prepare = prepare
         self._on_error = on_error
         self._read = read
         self._interval_s = interval_s
@@ -149,7 +152,10 @@ class Watcher:
     async def _judge(self, content: bytes | None) -> ConfigError | None:
         self._settling.judge(_digest(content))
         try:
-            self._apply(await asyncio.to_thread(self._config, content))
+            config = await asyncio.to_thread(self._config, content)
+            if self._prepare is not None:
+                await self._prepare(config)
+            self._apply(config)
         except ConfigError as error:
             self._refuse(error, _digest(content))
             return error

@@ -116,6 +116,8 @@ class Upstream:
     any other error in one is raised at the end of the `async with`.
     """
 
+    host = "127.0.0.1"
+
     def __init__(self, *scripts: Callable[[Peer], Awaitable[None]], tls: Any = None) -> None:
         self._scripts = scripts
         self._tls = tls
@@ -135,7 +137,7 @@ class Upstream:
         return len(self._writers)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, self.host, 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -8,6 +8,7 @@ already refused it.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from forebay.adapters.registry import ADAPTERS
 
@@ -85,6 +86,33 @@ def _endpoints_complete(file: dict[str, object]) -> Found:
             yield (*place, "url"), "is missing; only 'engine: sim' can do without"
         if "sim" in endpoint and not embedded:
             yield (*place, "sim"), "is for an embedded engine: 'engine: sim' without a url"
+        if "discover" in endpoint:
+            yield from _discovered(endpoint, place)
+
+
+def _discovered(endpoint: dict[str, object], place: Place) -> Found:
+    url = endpoint.get("url")
+    if not isinstance(url, str):
+        yield (*place, "discover"), "needs a url, whose host is looked up"
+        return
+    if not url.startswith("http://"):
+        yield (*place, "discover"), "needs http: a certificate is for a name, not for an address"
+    host = _host(url)
+    told = _mapping(endpoint.get("events")) or {"address": endpoint.get("events")}
+    for name in ("address", "replay"):
+        address = told.get(name)
+        if isinstance(address, str) and address.startswith("tcp://") and _host(address) != host:
+            yield (
+                (*place, "events"),
+                "must be at the url's host, or each address's would be the same",
+            )
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def _events_fit(file: dict[str, object]) -> Found:

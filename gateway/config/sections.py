@@ -159,6 +159,12 @@ class Endpoint(Section):
     url: EngineUrl | None = Field(
         default=None, description="as `http://10.0.0.1:8000`; `sim` without one is embedded"
     )
+    discover: Duration | None = Field(
+        default=None,
+        ge=0.1,
+        description="how often the url's host is looked up: each of its addresses is an endpoint, "
+        "named NAME-ADDRESS",
+    )
     key: Secret | None = Field(default=None, description="the engine's own API key")
     max_in_flight: Limit | None = Field(
         default=None,
