@@ -194,6 +194,8 @@ class ForebayDrafter:
             **settings,
         )
         logger.info("forebay drafts: store %s, %s", store or "none", settings or "defaults")
+        if self._never_bare:
+            logger.info("forebay guesses in every row: heads this wide need it under FULL graphs")
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no model to load."""
