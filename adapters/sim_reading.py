@@ -59,18 +59,31 @@ def read_content(content: str | list[Any] | None) -> str:
             texts.append(part)
         elif isinstance(part, dict):
             members = cast("Json", part)
-            text, kind = members.get("text"), str(members.get("type"))
-            if isinstance(shown := members.get("content"), list):
-                members = {**members, "content": read_content(cast("list[Any]", shown))}
+            text = members.get("text")
             if isinstance(text, str):
                 texts.append(text)
-            elif any(medium in kind for medium in _MEDIA):
+            elif _is_medium(members):
                 texts.append(_mark(_encode(members)))
             else:
-                texts.append(_encode(members).decode())
+                texts.append(_encode(_with_marks(members)).decode())
         else:
             raise SimError("each part of a content must be a string or an object", param="messages")
     return "".join(texts)
+
+
+def _is_medium(part: object) -> bool:
+    kind = str(cast("Json", part).get("type")) if isinstance(part, dict) else ""
+    return any(medium in kind for medium in _MEDIA)
+
+
+def _with_marks(part: Json) -> Json:
+    """Return a part, such as a tool's result, with a mark for each picture right in it."""
+    shown = part.get("content")
+    if not isinstance(shown, list):
+        return part
+    inner = cast("list[Any]", shown)
+    marked = [_mark(_encode(each)) if _is_medium(each) else each for each in inner]
+    return {**part, "content": marked}
 
 
 def _mark(medium: bytes) -> str:

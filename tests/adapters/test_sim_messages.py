@@ -128,6 +128,18 @@ def test_after_a_tools_result_the_model_speaks() -> None:
     assert say({**ASKED, "messages": turns})["stop_reason"] == "end_turn"
 
 
+def test_a_tools_result_shows_pictures_and_may_be_nested_without_end() -> None:
+    def counted(part: dict[str, Any]) -> int:
+        turns = [{"role": "user", "content": [part]}]
+        return say({**HELLO, "messages": turns}, path=f"{MESSAGES}/count_tokens")["input_tokens"]
+
+    shown: dict[str, Any] = {"type": "image", "source": {"data": "iVBOR" * 10_000}}
+    assert counted({"type": "tool_result", "content": [shown]}) < 200
+    for _ in range(50):
+        shown = {"type": "tool_result", "content": [shown, {"type": "text", "text": '"'}]}
+    assert counted(shown) < 60_000
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
