@@ -15,9 +15,12 @@ from xxhash import xxh3_128_hexdigest
 
 from forebay.policies.contracts import Route
 
+from . import wire
 from .multipart import Form
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from forebay.policies.contracts import Outcome, Request
 
     from .intake import AnyBody
@@ -26,12 +29,25 @@ FIRST_GUESS = 1024
 """Tokens of one, until an engine has answered: between LLaVA's 576 and Llama 3.2's 1,601."""
 _MOST = 32_768
 _WEIGHT = 0.1
+_LITTLE_TEXT = 256
+"""Tokens of text beside which one is learnt from, and below an eighth of what all count for.
+
+Text may take a third of what is estimated for its bytes, or four times that. Beside much of it, the
+difference would be taken for pictures, and one tenant's language count in all tenants' limits.
+"""
 _SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
-_KEYS = ("image_url", "input_audio", "video_url", "audio_url", "file", "file_data", "source")
+_KEYS = (
+    *("image_url", "input_audio", "video_url", "audio_url", "file", "file_data", "source"),
+    *("image_embeds", "audio_embeds"),
+)
 """Members of a part that are one: OpenAI's, vLLM's, and Anthropic's `source`."""
-_MOST_OBJECTS = 10_000
+_MEDIA = frozenset(_KEYS)
+_INSIDE = frozenset(("content", "output"))
+"""Members of a message that hold parts, and of a part that is a tool's result."""
 _STAND_IN_BYTES = 4096
 """Of a prompt's text, for one: as many as are taken for `FIRST_GUESS` tokens of text."""
+_MOST_LONG = 256
+"""Stand-ins of that length in one prompt; a digest alone stands for each that follows."""
 
 
 class Media(NamedTuple):
@@ -46,9 +62,10 @@ NONE = Media(0, 0)
 
 class _Message(Struct):
     content: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
 
 
-class _Part(Struct):
+class _Part(_Message):
     image_url: Raw | UnsetType = UNSET
     input_audio: Raw | UnsetType = UNSET
     video_url: Raw | UnsetType = UNSET
@@ -56,12 +73,17 @@ class _Part(Struct):
     file: Raw | UnsetType = UNSET
     file_data: Raw | UnsetType = UNSET
     source: Raw | UnsetType = UNSET
-    content: Raw | UnsetType = UNSET
-    """A tool's result, which may show some, too."""
+    image_embeds: Raw | UnsetType = UNSET
+    audio_embeds: Raw | UnsetType = UNSET
+
+
+class _Source(Struct):
+    type: Raw = Raw(b"")
 
 
 _messages = msgspec.json.Decoder(list[_Message]).decode
 _parts = msgspec.json.Decoder(list[_Part | str]).decode
+_source = msgspec.json.Decoder(_Source).decode
 
 
 def media_of(body: AnyBody, route: Route) -> Media:
@@ -73,73 +95,106 @@ def media_of(body: AnyBody, route: Route) -> Media:
     if raw is None:
         return NONE
     text = bytes(raw)
-    if text.find(b"[", 1) < 0:  # no message has parts
+    if text.find(b"[", 1) < 0 and b'"output"' not in text:  # no message has parts
         return NONE
-    count = size = objects = 0
+    if wire.is_crumbled(text):
+        return NONE
     try:
-        for message in _messages(text):
-            content = _listed(message.content)
-            if content is None:
-                continue
-            objects += content.count(b"{")
-            if objects > _MOST_OBJECTS:  # to look at each would hold up everybody
-                return NONE
-            found = _in_parts(content, within=True)
-            count, size = count + found.number, size + found.size
+        return _sum(_inside(message, deeper=True) for message in _messages(text))
     except (msgspec.DecodeError, RecursionError):
         return NONE  # the engine says what is wrong with it
+
+
+def _sum(found: Iterable[Media]) -> Media:
+    count = size = 0
+    for each in found:
+        count, size = count + each.number, size + each.size
     return Media(count, size)
 
 
-def _listed(content: Raw | UnsetType) -> bytes | None:
-    """Return a content that is a list of parts."""
-    text = b"" if content is UNSET else bytes(content)
-    return text if text.startswith(b"[") else None
+def _inside(holder: _Message, *, deeper: bool) -> Media:
+    """Add up those of a message, and with `deeper` those that tools' results in it show."""
+    content, output = holder.content, holder.output
+    if output is UNSET:
+        return NONE if content is UNSET else _in_parts(bytes(content), deeper=deeper)
+    said = b"" if content is UNSET else bytes(content)
+    shown = bytes(output)
+    if shown.startswith(b"{"):  # a computer's, which is one part
+        shown = b"[%b]" % shown
+    return _sum(_in_parts(each, deeper=deeper) for each in (said, shown))
 
 
-def _in_parts(content: bytes, *, within: bool) -> Media:
-    """Add up those of a message, and `within` tools' results those that they show."""
+def _in_parts(content: bytes, *, deeper: bool) -> Media:
+    if not content.startswith(b"["):
+        return NONE
     count = size = 0
     for part in _parts(content):
         if isinstance(part, str):
             continue
         for key in _KEYS:
             raw = getattr(part, key)
-            if raw is not UNSET and (key != "source" or not _is_text(msgspec.json.decode(raw))):
-                count += 1
-                size += len(bytes(raw))
-        shown = _listed(part.content) if within else None
-        if shown is not None:
-            inner = _in_parts(shown, within=False)
+            if raw is not UNSET and _is_medium(key, text := bytes(raw)):
+                count, size = count + 1, size + len(text)
+        if deeper and (part.content is not UNSET or part.output is not UNSET):
+            inner = _inside(part, deeper=False)
             count, size = count + inner.number, size + inner.size
     return Media(count, size)
 
 
-def _is_text(source: object) -> bool:
-    """Tell whether a document's source is text or parts, which Anthropic's may be."""
-    return isinstance(source, dict) and source.get("type") in ("text", "content")  # type: ignore[reportUnknownMemberType]  # any JSON
+def _is_medium(key: str, text: bytes) -> bool:
+    """Tell whether a member's value, as JSON, is one: a document's source may be text or parts."""
+    if key != "source":
+        return text != b"null"
+    return text.startswith(b"{") and bytes(_source(text).type) not in (b'"text"', b'"content"')
 
 
-def with_stand_ins(parts: list[Any]) -> list[Any]:
-    """Return a content's parts with a digest for each that is no text, as long as text for it."""
-    return [_with_stand_in(part) if isinstance(part, dict) else part for part in parts]  # type: ignore[reportUnknownArgumentType]  # any JSON
+class StandIns:
+    """Puts digests in the place of what is no text, in one prompt."""
+
+    __slots__ = ("_long",)
+
+    def __init__(self) -> None:
+        self._long = _MOST_LONG
+
+    def message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with a digest for each in it that is no text, as long as its text."""
+        return self._inside(message, {}, deeper=True)
+
+    def _inside(
+        self, holder: dict[str, Any], changed: dict[str, Any], *, deeper: bool
+    ) -> dict[str, Any]:
+        for key in holder.keys() & _INSIDE:
+            value = holder[key]
+            if isinstance(value, list):
+                changed[key] = self._among(value, deeper=deeper)  # type: ignore[reportUnknownArgumentType]  # any JSON
+            elif key == "output" and isinstance(value, dict):
+                changed[key] = self._part(value, deeper=deeper)  # type: ignore[reportUnknownArgumentType]  # any JSON
+        return {**holder, **changed} if changed else holder
+
+    def _among(self, parts: list[Any], *, deeper: bool) -> list[Any]:
+        return [
+            self._part(part, deeper=deeper) if isinstance(part, dict) else part  # type: ignore[reportUnknownArgumentType]  # any JSON
+            for part in parts
+        ]
+
+    def _part(self, part: dict[str, Any], *, deeper: bool) -> dict[str, Any]:
+        changed: dict[str, Any] = {
+            key: self._stand_in(part[key])
+            for key in part.keys() & _MEDIA
+            if part[key] is not None and (key != "source" or _is_source(part[key]))
+        }
+        if deeper:
+            return self._inside(part, changed, deeper=False)
+        return {**part, **changed} if changed else part
+
+    def _stand_in(self, value: object) -> str:
+        digest = xxh3_128_hexdigest(msgspec.json.encode(value, order="deterministic"))
+        self._long -= 1
+        return digest if self._long < 0 else digest * (_STAND_IN_BYTES // len(digest))
 
 
-def _with_stand_in(part: dict[str, Any]) -> dict[str, Any]:
-    changed: dict[str, Any] = {
-        key: _stand_in(part[key])
-        for key in _KEYS
-        if key in part and (key != "source" or not _is_text(part[key]))
-    }
-    inner = part.get("content")
-    if isinstance(inner, list):
-        changed["content"] = with_stand_ins(inner)  # type: ignore[reportUnknownArgumentType]  # any JSON
-    return {**part, **changed} if changed else part
-
-
-def _stand_in(value: object) -> str:
-    digest = xxh3_128_hexdigest(msgspec.json.encode(value, order="deterministic"))
-    return digest * (_STAND_IN_BYTES // len(digest))
+def _is_source(source: object) -> bool:
+    return isinstance(source, dict) and source.get("type") not in ("text", "content")  # type: ignore[reportUnknownMemberType]  # any JSON
 
 
 class MediaTokens:
@@ -152,8 +207,10 @@ class MediaTokens:
 
     def learn(self, request: Request, outcome: Outcome) -> None:
         """Take in how many tokens an engine has counted of a prompt with some."""
-        if not request.media or outcome.prompt_tokens is None:
+        if not request.media or not outcome.prompt_tokens:
             return
         text = request.prompt_tokens_estimate - request.media_tokens
+        if text > max(_LITTLE_TEXT, request.media_tokens // 8):
+            return
         each = (outcome.prompt_tokens - text) / request.media
         self.tokens += _WEIGHT * (min(max(each, 1.0), _MOST) - self.tokens)

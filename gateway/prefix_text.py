@@ -8,7 +8,8 @@ import msgspec
 
 from forebay.policies.contracts import Route
 
-from .media import with_stand_ins
+from . import wire
+from .media import StandIns
 
 if TYPE_CHECKING:
     from .intake import AnyBody
@@ -17,6 +18,7 @@ _CONVERSATIONS = frozenset({Route.CHAT, Route.MESSAGES, Route.RESPONSES})
 _HEAD = ("system", "instructions", "tools")
 _END = b"\x1e"
 _SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
+_READ = (*_HEAD, "messages", "input")
 _SHAPING = (
     *("system", "instructions", "tools", "tool_choice"),
     *("chat_template_kwargs", "reasoning_effort", "reasoning"),
@@ -33,14 +35,17 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     of which a digest stands there.
     """
     if route in _CONVERSATIONS:
+        if any(wire.is_crumbled(bytes(body.members.get(name, b""))) for name in _READ):
+            return b""  # none is asked for twice, and each would hold up everybody
         pieces: list[bytes] = []
         for name in _HEAD:
             if name in body.members:
                 pieces += (_canonical(body.get(name)), _END)
         said = body.get("input" if route is Route.RESPONSES else "messages")
         if isinstance(said, list):
+            stand_ins = StandIns()
             for message in said:  # type: ignore[reportUnknownVariableType]  # any JSON
-                _write(message, pieces)
+                _write(message, pieces, stand_ins)
         elif said is not None:
             pieces.append(_canonical(said))
         return b"".join(pieces)
@@ -94,11 +99,12 @@ def _beginning_of_text(prompt: Any, size: int) -> dict[str, Any] | None:
 
 def _first_messages(said: list[Any], left: int) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
+    stand_ins = StandIns()
     for message in said:
         if not isinstance(message, dict):
             break
         pieces: list[bytes] = []
-        _write(message, pieces)
+        _write(message, pieces, stand_ins)
         size = sum(map(len, pieces))
         if size > left:
             part = _part(message, left)  # type: ignore[reportUnknownArgumentType]  # any JSON
@@ -123,14 +129,13 @@ def _cut(text: str, size: int) -> str:
     return text.encode("utf-8", "replace")[: max(0, size)].decode("utf-8", "ignore")
 
 
-def _write(message: Any, pieces: list[bytes]) -> None:
+def _write(message: Any, pieces: list[bytes], stand_ins: StandIns) -> None:
     """Write one message: who speaks, what is said, what is called."""
     if not isinstance(message, dict):
         pieces += (_canonical(message), _END)
         return
-    role, content = message.get("role"), message.get("content")  # type: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
-    if isinstance(content, list):
-        content = with_stand_ins(content)  # type: ignore[reportUnknownArgumentType]  # any JSON
+    message = stand_ins.message(message)  # type: ignore[reportUnknownArgumentType]  # any JSON
+    role, content = message.get("role"), message.get("content")
     pieces += (str(role).encode("utf-8", "replace"), b"\x1f", _canonical(content))  # type: ignore[reportUnknownArgumentType]  # JSON
     if len(message) > ("role" in message) + ("content" in message):  # type: ignore[reportUnknownArgumentType]  # JSON
         rest = {k: v for k, v in message.items() if k not in ("role", "content")}  # type: ignore[reportUnknownVariableType]  # JSON

@@ -32,6 +32,9 @@ MOST_MEMBERS = 1000
 _MOST_SCANNED = 64 << 10
 """Bytes of values that may be looked through token by token: 20 ms."""
 
+_MOST_OBJECTS = 50_000
+_MOST_COMMAS = 1_000_000
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value = msgspec.json.Decoder().decode
 _text = msgspec.json.Decoder(str).decode
@@ -106,6 +109,14 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
         raise _too_many()
     spans = _walk(raw, members)
     return Body(raw, members, _scan(raw, members, known) if spans is None else spans)
+
+
+def is_crumbled(member: bytes) -> bool:
+    """Tell whether a member may be of more values than can be looked at without holding up others.
+
+    Text counts, too: of code or tables there may be some megabytes.
+    """
+    return member.count(b"{") > _MOST_OBJECTS or member.count(b",") > _MOST_COMMAS
 
 
 def _too_many() -> InvalidRequest:

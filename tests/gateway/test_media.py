@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,8 @@ BASE64 = {"type": "base64", "media_type": "image/png", "data": PICTURE}
         ({"type": "input_file", "file_data": PICTURE}, PICTURE),
         ({"type": "image", "source": BASE64}, BASE64),
         ({"type": "tool_result", "content": [{"type": "image", "source": BASE64}]}, BASE64),
+        ({"type": "image_embeds", "image_embeds": PICTURE}, PICTURE),
+        ({"type": "image_url", "image_url": URL, "file": None, "source": None}, URL),
     ],
 )
 @pytest.mark.parametrize("route", [Route.CHAT, Route.MESSAGES, Route.RESPONSES])
@@ -62,6 +65,8 @@ def test_each_api_says_it_otherwise(part: dict[str, Any], medium: object, route:
         "a [picture](data:image/png;base64,AAAA) in text",
         [TEXT],
         ["[", TEXT],
+        [{**TEXT, "image_url": None, "input_audio": None, "file": None}],
+        [{"type": "search_result", "source": LINK, "content": [TEXT]}],
         [{"type": "text", "text": '{"image_url": "x"}'}],
         [{"type": "document", "source": {"type": "text", "data": "words " * 500}}],
         [{"type": "document", "source": {"type": "content", "content": [TEXT]}}],
@@ -73,6 +78,32 @@ def test_each_api_says_it_otherwise(part: dict[str, Any], medium: object, route:
 )
 def test_text_is_text_and_nonsense_is_the_engines_to_refuse(content: object):
     assert media_of(body(content), Route.CHAT) == NONE
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        [{"type": "input_image", "image_url": PICTURE}],
+        {"type": "computer_screenshot", "image_url": PICTURE},
+    ],
+)
+def test_what_a_call_has_put_out_may_be_a_picture(shown: object):
+    item = {"type": "function_call_output", "call_id": "c", "output": shown}
+    said = wire.read(json.dumps({"input": [item]}).encode(), READ_OR_WRITTEN)
+    assert media_of(said, Route.RESPONSES) == Media(1, length(PICTURE))
+    assert len(prompt_text(Route.RESPONSES, said)) < 4500
+
+
+@pytest.mark.parametrize("output", ["text", 7, None, [7], {}])
+def test_what_a_call_has_put_out_may_be_anything(output: object):
+    said = wire.read(json.dumps({"input": [{"output": output}]}).encode(), READ_OR_WRITTEN)
+    assert media_of(said, Route.RESPONSES) == NONE
+
+
+def test_a_part_with_nulls_is_as_it_was_in_a_text():
+    nulls = [{**TEXT, "image_url": None, "source": "s"}]
+    text = prompt_text(Route.CHAT, body(nulls))
+    assert text == b"user\x1f" + msgspec.json.encode(nulls, order="deterministic") + b"\x1e"
 
 
 def test_other_routes_bring_none():
@@ -88,12 +119,28 @@ def test_an_upload_is_one():
     assert media_of(form, Route.TRANSCRIPTIONS) == Media(1, 5000)
 
 
-def test_more_parts_than_anybody_means_are_not_looked_at():
-    turn = {"role": "user", "content": [{"type": "image_url", "image_url": "x"}] * 1000}
-    for turns, looked_at in ((9, True), (11, False)):
-        raw = json.dumps({"messages": [turn] * turns}).encode()
-        found = media_of(wire.read(raw, READ_OR_WRITTEN), Route.CHAT)
-        assert found.number == (turns * 1000 if looked_at else 0)
+CRUMBS = {
+    "parts": b'[{"content": [%s]}]' % b",".join([b'{"image_url": ""}'] * 60_000),
+    "strings": b'[{"content": [{"image_url": "x"}%s]}]' % (b',""' * 1_100_000),
+    "messages": b'[{"content": [{"image_url": "x"}]}%s]' % (b',{"content": []}' * 60_000),
+    "a source": b'[{"content": [{"source": {"data": [0%s]}}]}]' % (b",0" * 1_100_000),
+}
+
+
+@pytest.mark.parametrize("crumbs", CRUMBS.values(), ids=CRUMBS)
+def test_more_values_than_anybody_means_are_not_looked_at(crumbs: bytes):
+    said = wire.read(b'{"messages": %s}' % crumbs, READ_OR_WRITTEN)
+    assert media_of(said, Route.CHAT) == NONE
+    assert prompt_text(Route.CHAT, said) == b""
+
+
+def test_many_pictures_are_no_longer_in_a_text_than_in_the_body():
+    parts: list[Any] = [{"type": "image_url", "image_url": LINK}] * 20_000
+    said = body(parts)
+    assert media_of(said, Route.CHAT).number == 20_000
+    text = prompt_text(Route.CHAT, said)
+    assert len(text) < 256 * 4096 + 2 * len(said.raw)
+    assert prompt_text(Route.CHAT, body(parts[:19_000])).removesuffix(b"]\x1e") in text
 
 
 def test_what_is_nested_without_end_is_not_followed():
@@ -101,6 +148,7 @@ def test_what_is_nested_without_end_is_not_followed():
     for _ in range(200):
         part = {"type": "tool_result", "content": [part]}
     assert media_of(body([part]), Route.CHAT) == NONE
+    assert prompt_text(Route.CHAT, body([part])).count(b"tool_result") == 200
 
 
 PARTS = st.recursive(
@@ -131,8 +179,8 @@ def test_in_a_prompts_text_a_picture_is_as_long_as_its_tokens():
     assert text(PICTURE) == text(PICTURE) != text(LINK)
 
 
-def asked(media: int, media_tokens: int) -> Request:
-    estimate = 10 + media_tokens
+def asked(media: int, media_tokens: int, text: int = 10) -> Request:
+    estimate = text + media_tokens
     return a_request(prompt_tokens_estimate=estimate, media=media, media_tokens=media_tokens)
 
 
@@ -152,7 +200,19 @@ def test_nothing_is_learnt_of_text_or_of_what_was_not_counted():
     media = MediaTokens()
     media.learn(asked(0, 0), told(90_000))
     media.learn(asked(2, 2048), told(None))
+    media.learn(asked(2, 2048), told(0))
     assert media.tokens == FIRST_GUESS
+
+
+@pytest.mark.parametrize("true", [0.3, 4.0])
+def test_how_many_tokens_text_has_is_not_taken_for_pictures(true: float):
+    media = MediaTokens()
+    for text in (50, 250, 1000, 20_000) * 50:
+        for number in (1, 5):
+            each = round(media.tokens)
+            said = told(number * 576 + round(true * text))
+            media.learn(asked(number, number * each, text), said)
+    assert 576 - 256 < media.tokens < 576 + 3 * 256
 
 
 def test_no_answer_makes_one_count_for_nothing_or_for_everything():
