@@ -8,54 +8,24 @@
 The launch side: settings, workspace, plan and the op. The two stages are in decode_kernels.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from forebay.kernels._common.host import (
-    LOG2E,
-    check,
-    config_for,
-    next_power_of_2,
-    sm_count,
-    starts_early,
-)
+from forebay.kernels._common.host import LOG2E, check, sm_count, starts_early
 
 from .decode_kernels import decode_split_kernel
-from .launch import constants, gluon_fits, gluon_kernel, page_maps, strides
+from .decode_settings import DecodeConfig, decode_config, fitted, programs_of
+from .launch import constants, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
-from .splits import MIN_TOKENS, Plan, Policy, StaticSplits, make_plan, static_splits
+from .splits import Plan, Policy, StaticSplits, even_splits, make_plan, static_splits
 from .states import decode_merge_kernel
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
 MAX_ROWS_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """Launch settings of stage 1.
-
-    resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
-    fused: states of a sequence, on average, up to which the last program merges them; 0: never.
-    hopper: tokens of a tile in the Gluon kernel of decode_hopper, which runs where it applies;
-    hopper_stages: its buffers of keys, and of values.
-    hoist: let the compiler work out before the loop over items what does not change in it.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    resident: int
-    peel: bool = True
-    min_tokens: int = MIN_TOKENS
-    fused: int = 4
-    hoist: bool = False
-    hopper: int = 0
-    hopper_stages: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,53 +50,6 @@ class Workspace:
             torch.empty(rows, dtype=torch.float32, device=device),
             torch.zeros(rows, dtype=torch.int32, device=device),
         )
-
-
-def decode_config(
-    *, query: torch.Tensor, cache: PagedCache, max_query_len: int = 1
-) -> DecodeConfig:
-    """Look the launch settings up by element sizes, dim and rows.
-
-    A table may have others for a crowded GPU, one and a half times the programs that it has room
-    for before anything is cut: a deeper pipeline pays there, and costs a start elsewhere.
-    """
-    group = query.shape[1] // cache.kv_heads
-    rows = min(max(16, next_power_of_2(group * max_query_len)), 128)
-    key_bytes = cache.key.element_size()
-    dim = next_power_of_2(query.shape[2])
-    built_in = {
-        "block_m": min(rows, 64),
-        "block_n": 64 if key_bytes * dim >= 256 else 128,
-        "num_warps": 4,
-        "num_stages": 3,
-        "resident": 2 if rows > 16 else 3,
-    }
-    if key_bytes == 4:
-        built_in |= {"block_n": 32, "num_stages": 2}
-    key = f"kv{key_bytes * 8}-d{dim}-m{rows}"
-    config = DecodeConfig(**config_for("decode", key, query.device, built_in))
-    programs = _programs(query, cache, config, max_query_len) * cache.seq_lens.shape[0]
-    if programs < 1.5 * sm_count(query.device) * config.resident:
-        return config
-    return DecodeConfig(**config_for("decode", f"{key}-crowded", query.device, asdict(config)))
-
-
-def _programs(query: torch.Tensor, cache: PagedCache, config: DecodeConfig, max_q: int) -> int:
-    group = query.shape[1] // cache.kv_heads
-    return cache.kv_heads * -(-group * max_q // config.block_m)
-
-
-def _fitted(
-    config: DecodeConfig, query: torch.Tensor, cache: PagedCache, rule: Rule
-) -> DecodeConfig:
-    """Return settings with the Gluon kernel's tile where that runs, and without it elsewhere."""
-    fits = (
-        config.hopper > 0
-        and config.block_m in {64, 128}
-        and gluon_fits(query, cache, rule)
-        and gluon_kernel("decode_hopper", triton.__version__) is not None
-    )
-    return replace(config, block_n=config.hopper) if fits else replace(config, hopper=0)
 
 
 def _room(  # noqa: PLR0917 - sizes of one step
@@ -157,10 +80,10 @@ def decode_plan(
     """Make the `balanced` plan for one step; every layer of the step may share it."""
     rule = rule or Rule()
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
-    config = _fitted(config, query, cache, rule)
+    config = fitted(config, query, cache, rule, max_query_len, "balanced")
     return make_plan(
         seq_lens=cache.seq_lens,
-        programs_per_item=_programs(query, cache, config, max_query_len),
+        programs_per_item=programs_of(query, cache, config, max_query_len),
         slots=sm_count(query.device) * config.resident,
         block_n=config.block_n,
         cu_query=cu_query,
@@ -219,6 +142,12 @@ def _static_cut(
         bound = min(bound, rule.window + max_query_len + config.block_n)
     sequences = cache.seq_lens.shape[0]
     sms = sm_count(query.device)
+    if config.hopper and config.block_m < 64:
+        static = StaticSplits(
+            even_splits(programs * sequences, sms, bound, config.min_tokens), config.min_tokens
+        )
+        items = static.max_splits * sequences
+        return _Cut(None, static, (programs, static.max_splits, sequences), items, items)
     static = static_splits(
         policy,
         programs=programs * sequences,
@@ -236,24 +165,40 @@ def _planned_cut(plan: Plan, programs: int) -> _Cut:
     return _Cut(plan, StaticSplits(1), (programs, plan.columns, 1), plan.capacity, 2 * plan.columns)
 
 
-def _split_by_gluon(step: _Step) -> None:
-    """Run stage 1 in the Gluon kernel of decode_hopper."""
+def _split_by_gluon(step: _Step, *, fused: bool) -> None:
+    """Run stage 1 in a Gluon kernel, of decode_narrow or of decode_hopper, which merges nothing."""
     query, cache, config, cut = step.query, step.cache, step.config, step.cut
     _, heads, dim = query.shape
     table, indptr, stride_table = cache.index()
-    work = step.workspace
+    group = heads // cache.kv_heads
+    work, plan = step.workspace, cut.plan
     part_out, part_lse = (work.out, work.lse) if work else (None, None)
-    items, parts = (cut.plan.items, cut.plan.parts) if cut.plan else (None, None)
-    gluon_kernel("decode_hopper", triton.__version__)[cut.grid](
-        query, cache.key, cache.value, *page_maps(cache, config.hopper), step.out, step.lse,
-        part_out, part_lse, table, indptr, cache.seq_lens, step.cu_query, items, parts,
+    items, parts = (plan.items, plan.parts) if plan else (None, None)
+    tensors: tuple[Any, ...] = (
+        *page_maps(cache, config.hopper), step.out, step.lse, part_out, part_lse,
+    )  # fmt: skip
+    index = (table, indptr, cache.seq_lens, step.cu_query)
+    numbers = (
         step.rule.tree, step.scale * LOG2E, step.max_query_len, *cut.sums, stride_table,
         *strides(query, cache, step.out)[:10],
-        KV_HEADS=cache.kv_heads, GROUP=heads // cache.kv_heads, DIM=dim, PAGE=cache.page,
-        SPLIT=cut.split, PDL=step.pdl, BLOCK_M=config.block_m, BLOCK_N=config.hopper,
-        STAGES=config.hopper_stages, num_warps=4, launch_pdl=step.pdl,
-        maxnreg=168 if config.block_m == 128 else 128,
     )  # fmt: skip
+    fixed: dict[str, Any] = {
+        "KV_HEADS": cache.kv_heads, "GROUP": group, "DIM": dim, "PAGE": cache.page,
+        "SPLIT": cut.split, "PDL": step.pdl, "BLOCK_N": config.hopper,
+        "STAGES": config.hopper_stages, "num_warps": 4, "launch_pdl": step.pdl,
+    }  # fmt: skip
+    if config.block_m < 64:
+        # Of 8 rows and tiles of 128 tokens Triton 3.6 makes code that goes wrong.
+        rows = 8 if group * step.max_query_len <= 8 and config.hopper == 64 else config.block_m
+        gluon_kernel("decode_narrow", triton.__version__)[cut.grid](
+            query, *tensors, work.arrived if fused and work else None, *index, items,
+            plan.first if plan else None, parts, *numbers, **fixed, ROWS=rows, maxnreg=128,
+        )  # fmt: skip
+    else:
+        gluon_kernel("decode_hopper", triton.__version__)[cut.grid](
+            query, cache.key, cache.value, *tensors, *index, items, parts, *numbers, **fixed,
+            BLOCK_M=config.block_m, maxnreg=168 if config.block_m == 128 else 128,
+        )  # fmt: skip
 
 
 def _split_by_triton(step: _Step, fixed: dict[str, Any], *, fused: bool) -> None:
@@ -327,7 +272,9 @@ def paged_decode(
         rule.validate()
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
-    config = _fitted(config, query, cache, rule)
+    config = fitted(
+        config, query, cache, rule, max_query_len, policy if plan is None else "balanced"
+    )
     tokens, heads, dim = query.shape
     value_dim = cache.value.shape[3]
     sequences = cache.seq_lens.shape[0]
@@ -344,7 +291,7 @@ def paged_decode(
             query=query, cache=cache, cu_query=cu_query, max_query_len=max_query_len, rule=rule,
             config=config,
         )  # fmt: skip
-    programs = _programs(query, cache, config, max_query_len)
+    programs = programs_of(query, cache, config, max_query_len)
     if plan is not None:
         cut = _planned_cut(plan, programs)
     else:
@@ -361,10 +308,10 @@ def paged_decode(
     fixed = constants(query, cache, rule)
     # The two ways of merging round differently, and which it is depends on the batch.
     invariant = policy == "fixed" and plan is None
-    merges = cut.split and not invariant and not config.hopper
+    merges = cut.split and not invariant and not (config.hopper and config.block_m >= 64)
     fused = merges and cut.states <= config.fused * sequences
     if config.hopper:
-        _split_by_gluon(step)
+        _split_by_gluon(step, fused=fused)
     else:
         _split_by_triton(step, fixed, fused=fused)
     if cut.split and not fused:

@@ -13,7 +13,15 @@ from forebay.kernels._common.host import next_power_of_2, starts_early
 
 from .layout import PagedCache, Rule
 
-__all__ = ["compute_dtype", "constants", "gluon_fits", "gluon_kernel", "page_maps", "strides"]
+__all__ = [
+    "comes_in_pages",
+    "compute_dtype",
+    "constants",
+    "gluon_fits",
+    "gluon_kernel",
+    "page_maps",
+    "strides",
+]
 
 
 def compute_dtype(query: torch.Tensor, cache: PagedCache) -> tuple[tl.dtype, str]:
@@ -52,11 +60,10 @@ def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule) -> bool:
     )
 
 
-def page_map(values: torch.Tensor, tile: int) -> Any:
-    """Return a TMA descriptor of a cache's keys or values; None where their pages do not fit.
+def map_shape(values: torch.Tensor) -> tuple[int, int] | None:
+    """Return the shape of a map of a cache's keys or values; None where their pages do not fit.
 
-    `[rows, columns]` with rows one slot apart, of which a page's slots, or tile of them, are copied
-    64 columns at a time. Heads are other rows or other columns.
+    `[rows, columns]` with rows one slot apart. Heads are other rows or other columns.
     """
     pages, slots, heads, dim = values.shape
     of_page, of_slot, of_head, _ = values.stride()
@@ -69,12 +76,21 @@ def page_map(values: torch.Tensor, tile: int) -> Any:
         end += (heads - 1) * of_head
     else:
         columns += (heads - 1) * of_head
-    if end // of_slot >= 1 << 31:
+    return (end // of_slot + 1, columns) if end // of_slot < 1 << 31 else None
+
+
+def page_map(values: torch.Tensor, tile: int) -> Any:
+    """Return a TMA descriptor of a cache's keys or values; None where their pages do not fit.
+
+    A page's slots, or tile of them, are copied 64 columns at a time.
+    """
+    shape = map_shape(values)
+    if shape is None:
         return None
     gluon = importlib.import_module("triton.experimental.gluon")
     hopper = importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     return hopper.TensorDescriptor(
-        values, [end // of_slot + 1, columns], [of_slot, 1], [min(slots, tile), 64],
+        values, [*shape], [values.stride(1), 1], [min(values.shape[1], tile), 64],
         gluon.language.NVMMASharedLayout(128, 16, rank=2),
     )  # fmt: skip
 
@@ -83,6 +99,11 @@ def page_maps(cache: PagedCache, tile: int) -> tuple[Any, Any]:
     """Return TMA descriptors of keys and values, both or neither."""
     maps = page_map(cache.key, tile), page_map(cache.value, tile)
     return (None, None) if None in maps else maps
+
+
+def comes_in_pages(cache: PagedCache) -> bool:
+    """Whether `page_maps` has maps for this cache."""
+    return map_shape(cache.key) is not None and map_shape(cache.value) is not None
 
 
 def strides(query: torch.Tensor, cache: PagedCache, out: torch.Tensor) -> tuple[int, ...]:

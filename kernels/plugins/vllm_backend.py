@@ -76,6 +76,13 @@ def cache_views(kv_cache: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.T
     return None
 
 
+def rule_of(vllm_config, layer_names) -> Rule:
+    """Return the rule of a builder's layers; those with a window make no use of its plan."""
+    layers = getattr(vllm_config.compilation_config, "static_forward_context", {})
+    rule = getattr(getattr(layers.get(layer_names[0]), "impl", None), "_rule", None)
+    return rule if isinstance(rule, Rule) and not rule.window else Rule()
+
+
 class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
     """Adds the division of the batch and the decode plan to the stock metadata."""
 
@@ -89,16 +96,18 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
         self.max_model_len = vllm_config.model_config.max_model_len
         self.most = vllm_config.scheduler_config.max_num_seqs
         dtype = vllm_config.model_config.dtype
-        # Stand-ins: the plan depends on their shapes and types only.
+        # Stand-ins: the plan depends on the rule and their shapes and types only.
         self._query = torch.empty(1, self.num_heads_q, self.headdim, dtype=dtype, device=device)
         self._cache = torch.empty(
             1, self.block_size, self.num_heads_kv, self.headdim, dtype=dtype, device=device
         )
+        self._rule = rule_of(vllm_config, layer_names)
         self._configs: dict[int, DecodeConfig] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
-        full = self._plan(torch.zeros(self.most, dtype=torch.int32, device=device), None, 1)
+        lens = torch.zeros(self.most, dtype=torch.int32, device=device)
+        items = max(self._plan(lens, None, rows).capacity for rows in (1, self.decode_rows))
         self._workspace = Workspace.allocate(
-            full.capacity + self.most, self.decode_rows, self.num_heads_q, self.headdim, device
+            items + self.most, self.decode_rows, self.num_heads_q, self.headdim, device
         )
         say_once(f"decode by split-KV up to {self.decode_rows} new tokens a sequence")
 
@@ -113,6 +122,7 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
             cache=cache,
             cu_query=cu_query,
             max_query_len=rows,
+            rule=self._rule,
             config=self._configs[rows],
             out=self._plans.get(key),
         )

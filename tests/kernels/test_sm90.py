@@ -62,7 +62,8 @@ with compile_only() as compiled:
     def note(name):
         found[name] = [
             dict(kernel=k.name, registers=k.registers, stack=k.stack_bytes, shared=k.shared_bytes,
-                 spills=k.count("LDL", "STL"), copies=k.count("LDGSTS"), wgmma=k.count("HGMMA"),
+                 spills=k.count("LDL", "STL"), copies=k.count("LDGSTS"), bulk=k.count("UTMALDG"),
+                 wgmma=k.count("HGMMA"),
                  mma=k.count("HMMA"), waits=k.count("WARPGROUP"),
                  byte_loads=k.count("LDS.U8"), fences=k.count("FENCE"),
                  size=sum(k.opcodes.values()))
@@ -170,7 +171,7 @@ def kernels(compiled: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def reads_cache(kernel: dict[str, Any]) -> bool:
-    return any(part in kernel["kernel"] for part in ("split", "prefill", "hopper"))
+    return any(part in kernel["kernel"] for part in ("split", "narrow", "prefill", "hopper"))
 
 
 def test_nothing_spills(compiled: Any) -> None:
@@ -178,6 +179,8 @@ def test_nothing_spills(compiled: Any) -> None:
     # Stored and loaded once a work item, outside the loop over the tiles that all rows see whole.
     assert bad == [
         ("decode int8 page 16", "decode_split_kernel", 8),
+        ("tree 8 occupancy", "decode_narrow_kernel", 48),
+        ("tree 8 balanced", "decode_narrow_kernel", 32),
         ("tree 64 occupancy", "decode_hopper_kernel", 104),
         ("tree 64 balanced", "decode_hopper_kernel", 112),
         ("mla 16 planned", "mla_split_kernel", 24),
@@ -191,15 +194,31 @@ def test_everything_fits_in_an_sm(compiled: Any) -> None:
 def test_the_cache_arrives_by_asynchronous_copies(compiled: Any) -> None:
     readers = [(n, k) for n, k in kernels(compiled) if reads_cache(k)]
     assert len(readers) >= 15
-    assert [n for n, k in readers if k["copies"] < 16] == []
+    assert [n for n, k in readers if k["copies"] < 16 and k["bulk"] < 4] == []
+
+
+def test_narrow_decode_takes_whole_pages_alone(compiled: Any) -> None:
+    narrow = [(n, k) for n, k in kernels(compiled) if k["kernel"] == "decode_narrow_kernel"]
+    assert {n for n, _ in narrow} == {
+        *(f"{cut} bfloat16 page {page}" for cut in ("decode", "planned") for page in (16, 64)),
+        *(f"tree {rows} {cut}" for rows in (4, 8) for cut in ("occupancy", "balanced")),
+        "decode crowded occupancy",
+    }
+    for name, kernel in narrow:
+        assert kernel["copies"] == 0, name
+        # A copy of 64 columns a page or a tile, of keys and of values.
+        assert kernel["bulk"] == (4 if name.endswith("64") else 16), name
+        assert kernel["wgmma"] == 16, name
 
 
 def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
+    """But where whole pages come by the copy engine: narrow products are turned round there."""
     wide = ("prefill", "mla 128", "tree 16", "tree 64")
     for name, kernel in kernels(compiled):
         if not reads_cache(kernel):
             continue
-        used = "wgmma" if name.startswith(wide) else "mma"
+        turned = kernel["kernel"] == "decode_narrow_kernel"
+        used = "wgmma" if turned or name.startswith(wide) else "mma"
         assert kernel[used] > 0, name
 
 
@@ -225,7 +244,9 @@ def test_the_gathered_tile_is_fenced_before_the_tensor_cores_read_it(compiled: A
 
 
 def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
-    assert [n for n, k in kernels(compiled) if n.startswith("decode") and k["byte_loads"]] == []
+    splits = [(n, k) for n, k in kernels(compiled) if k["kernel"] == "decode_split_kernel"]
+    assert len(splits) >= 5
+    assert [n for n, k in splits if n.startswith("decode") and k["byte_loads"]] == []
 
 
 def test_a_plan_is_cut_by_the_tile_of_the_kernel_that_will_walk_it(report: Any) -> None:
@@ -246,7 +267,7 @@ def test_decode_leaves_room_for_two_programs_on_an_sm(compiled: Any) -> None:
 def test_a_days_shapes_need_few_compilations(report: Any) -> None:
     variants = report["variants"]
     assert variants == {
-        "decode_split_kernel": 5,  # one split; several or planned, merged on the way or afterwards
+        "decode_narrow_kernel": 5,  # one split; several or planned, merged on the way or afterwards
         "decode_merge_kernel": variants["decode_merge_kernel"],
         "plan_kernel": variants["plan_kernel"],
         "prefill_hopper_kernel": 1,

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.kernels.attention.splits import (
+    even_splits,
     make_plan,
     mission_splits,
     occupancy_splits,
@@ -118,6 +119,19 @@ def test_a_plan_leaves_whole_what_fills_the_gpu_already() -> None:
     plan = make_plan(seq_lens=lens, programs_per_item=8, slots=264, block_n=64)
     assert walked_tokens(plan) == [4096] * 32
     assert plan.first.tolist() == list(range(33))
+
+
+def test_programs_that_share_the_memory_evenly_are_cut_as_was_quickest() -> None:
+    """By a sweep on an H200: one program on most SMs, or two on all of them, end together."""
+    for programs, splits in ((8, 16), (16, 8), (32, 4), (64, 2), (96, 1), (128, 1), (256, 1)):
+        assert even_splits(programs, 132, 4096, 64) == splits
+    assert even_splits(8, 132, 1024, 64) == 16
+    assert even_splits(8, 132, 64, 64) == 1
+    assert even_splits(5000, 132, 4096, 64) == 1
+
+
+def test_a_plan_for_one_program_an_sm_fills_most_of_them_in_one_wave() -> None:
+    assert part_count(programs_per_item=8, slots=132) == (16, 1)
 
 
 def test_an_unknown_policy_is_refused() -> None:
