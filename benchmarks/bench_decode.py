@@ -197,9 +197,13 @@ class Bench:
         return whole
 
 
+LEAST = [1]
+
+
 def run(calls: Callable[[int], Any], count: int) -> float:
-    """Time a call over all sets."""
-    return time_rotating([lambda i=i: calls(i) for i in range(count)])
+    """Time a call over all sets, in turn, in a graph of at least so many calls as was asked for."""
+    rounds = -(-LEAST[0] // count)
+    return time_rotating([lambda i=i: calls(i) for i in range(count)] * rounds)
 
 
 PAGED = ("vllm_triton", "flash_attn_3")
@@ -277,6 +281,13 @@ def table(report: Report, peers: list[str], page: int, wanted_q: list[int]) -> N
             call = bench.ours(sets, lens, q=q, policy=policy, rule=rule)
             row[policy] = run(call, len(sets))
             whole = bench.check(call(0), wanted)
+        config = decode_config(query=sets[0][0], cache=sets[0][1], max_query_len=q)
+        if config.hopper:  # Triton's kernel, where a Gluon one may run
+            for policy in ("occupancy", "balanced"):
+                plain = replace(config, hopper=0)
+                call = bench.ours(sets, lens, q=q, policy=policy, config=plain, rule=rule)
+                row[f"triton_{policy}"] = run(call, len(sets))
+                bench.check(call(0), wanted)
         floor = bench.floor_us(lens, q, copy)
         best = min(row["occupancy"], row["balanced"])
         tree = rule.tree if rule else None
@@ -286,9 +297,7 @@ def table(report: Report, peers: list[str], page: int, wanted_q: list[int]) -> N
             model=model, kv=kv, q=q, batch=batch, length=length or "ragged", page=page,
             floor_us=floor, us=best, of_floor=floor / best, error=whole, **row, **others,
             of_best_peer=quickest / best if quickest else "",
-            num_stages=decode_config(
-                query=sets[0][0], cache=sets[0][1], max_query_len=q
-            ).num_stages,
+            num_stages=config.num_stages,
         )  # fmt: skip
 
 
@@ -298,8 +307,10 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=16)
     parser.add_argument("--peers", nargs="*", default=list(PEERS))
     parser.add_argument("--new-tokens", type=int, nargs="*", default=[], help="these rows alone")
+    parser.add_argument("--calls", type=int, default=1, help="in a graph at least")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    LEAST[0] = options.calls
     kinds = dict.fromkeys(
         (model, kv, q)
         for model, kv, q, _, _ in TABLE
@@ -310,7 +321,10 @@ def main() -> None:
         query, cache = tensors(model, page=options.page, pages=1, kv=kv, device="meta")
         cache = replace(cache, seq_lens=torch.empty(batch, dtype=torch.int32, device="meta"))
         config = decode_config(query=query, cache=cache, max_query_len=q)
-        thunks.append(meta_call(model, page=options.page, batch=batch, q=q, kv=kv, config=config))
+        thunks += [
+            meta_call(model, page=options.page, batch=batch, q=q, kv=kv, config=made)
+            for made in {config, replace(config, hopper=0)}
+        ]
     precompile(thunks)
     report = Report("decode", options.out)
     try:

@@ -20,7 +20,7 @@ from .decode_kernels import decode_split_kernel
 from .decode_settings import DecodeConfig, decode_config, fitted, programs_of
 from .launch import constants, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
-from .splits import Plan, Policy, StaticSplits, even_splits, make_plan, static_splits
+from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
 from .states import decode_merge_kernel
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
@@ -80,7 +80,7 @@ def decode_plan(
     """Make the `balanced` plan for one step; every layer of the step may share it."""
     rule = rule or Rule()
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
-    config = fitted(config, query, cache, rule, max_query_len, "balanced")
+    config = fitted(config, query, cache, rule=rule, max_query_len=max_query_len, policy="balanced")
     return make_plan(
         seq_lens=cache.seq_lens,
         programs_per_item=programs_of(query, cache, config, max_query_len),
@@ -142,12 +142,6 @@ def _static_cut(
         bound = min(bound, rule.window + max_query_len + config.block_n)
     sequences = cache.seq_lens.shape[0]
     sms = sm_count(query.device)
-    if config.hopper and config.block_m < 64:
-        static = StaticSplits(
-            even_splits(programs * sequences, sms, bound, config.min_tokens), config.min_tokens
-        )
-        items = static.max_splits * sequences
-        return _Cut(None, static, (programs, static.max_splits, sequences), items, items)
     static = static_splits(
         policy,
         programs=programs * sequences,
@@ -156,6 +150,8 @@ def _static_cut(
         max_len=bound,
         fixed_tokens=-(-fixed_tokens // config.block_n) * config.block_n,
         min_tokens=config.min_tokens,
+        # Three in five SMs can ask for all that the memory gives, if each copies as much as it can.
+        enough=0.6 if config.hopper and config.block_m < 64 else 0.8,
     )
     items = static.max_splits * sequences
     return _Cut(None, static, (programs, static.max_splits, sequences), items, items)
@@ -273,8 +269,9 @@ def paged_decode(
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
     config = fitted(
-        config, query, cache, rule, max_query_len, policy if plan is None else "balanced"
-    )
+        config, query, cache, rule=rule, max_query_len=max_query_len,
+        policy=policy if plan is None else "balanced",
+    )  # fmt: skip
     tokens, heads, dim = query.shape
     value_dim = cache.value.shape[3]
     sequences = cache.seq_lens.shape[0]

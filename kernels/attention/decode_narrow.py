@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, C901, FURB136, N803, N806, PLR0913, PLR0915, PLR0917, RUF059
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Stage 1 of decode for up to 32 rows on Hopper, written in Gluon, Triton's lower level.
 
@@ -136,7 +136,7 @@ def attend(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr, ROWS: gl.constexpr,
     TURNED: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Attend with the rows to tokens start : end; returns acc `[DIM, ROWS]`, m, norm, slot, phase."""
+    """Attend to tokens start : end; returns acc `[DIM, ROWS]`, m, norm, slot and phase."""
     ZERO: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, TURNED))
     m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, TURNED))
@@ -149,9 +149,7 @@ def attend(
         base = start + (todo - 1 - i) * BLOCK_N
         v_tile = v_tiles.index(slot)
         mbarrier.wait(k_ready.index(slot), phase)
-        scores = warpgroup_mma(
-            k_tiles.index(slot), q_tile.permute((1, 0)), nothing, use_acc=False
-        )
+        scores = warpgroup_mma(k_tiles.index(slot), q_tile.permute((1, 0)), nothing, use_acc=False)
         give_back(k_free.index(slot))
         if base + BLOCK_N > gl.minimum(seen_by_all, end):
             seen = seen_of(base + columns, row_pos, low, high, prefix, end, TREE)
@@ -337,7 +335,7 @@ def decode_narrow_kernel(
     DIM: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As `decode_split_kernel`, for 16-bit caches in pages of 16 and more, and no rule but a tree."""
+    """As `decode_split_kernel`, for 16-bit pages of 16 slots or more, and no rule but a tree."""
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     PLANNED: gl.constexpr = parts_ptr is not None
     kv_head = gl.program_id(0)

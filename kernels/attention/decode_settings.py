@@ -97,6 +97,7 @@ def fitted(
     config: DecodeConfig,
     query: torch.Tensor,
     cache: PagedCache,
+    *,
     rule: Rule,
     max_query_len: int,
     policy: str,

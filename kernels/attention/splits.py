@@ -32,7 +32,6 @@ __all__ = [
     "Plan",
     "Policy",
     "StaticSplits",
-    "even_splits",
     "make_plan",
     "mission_splits",
     "occupancy_splits",
@@ -87,14 +86,19 @@ def mission_splits(length: int, sms: int) -> int:
 
 
 def occupancy_splits(
-    *, programs: int, slots: int, max_len: int, min_tokens: int = MIN_TOKENS
+    *,
+    programs: int,
+    slots: int,
+    max_len: int,
+    min_tokens: int = MIN_TOKENS,
+    enough: float = 0.8,
 ) -> int:
     """Choose splits for `programs` (sequence, head) pairs on `slots` resident programs.
 
     Among the counts up to the cap take the smallest whose last wave is filled to within 85 % of
-    the best; no split at all where the pairs alone fill the machine.
+    the best; no split at all where the pairs alone fill enough of the machine.
     """
-    if programs >= 0.8 * slots:
+    if programs >= enough * slots:
         return 1
     cap = max(1, min(MAX_SPLITS, -(-max_len // min_tokens), 2 * -(-slots // programs)))
 
@@ -106,26 +110,6 @@ def occupancy_splits(
     return next(s for s in range(1, cap + 1) if filled(s) >= 0.85 * best)
 
 
-def even_splits(
-    programs: int, sms: int, max_len: int, min_tokens: int = MIN_TOKENS
-) -> int:
-    """Choose splits for programs of which one keeps its SM busy, and 3 in 5 SMs the memory.
-
-    SMs take equal shares, so that what remains when all have had as many programs takes as long
-    as one program, or somewhat less where few SMs are left, of which each then gets up to 1.7 times
-    its share. A merge costs as much as 64 tokens, one by a kernel of its own twice that.
-    """
-
-    def tokens(splits: int) -> float:
-        rounds, rest = divmod(programs * splits, sms)
-        tail = max(rest / sms, 0.7 if rounds else 0.59) if rest else 0.0
-        merge = 0 if splits == 1 else 64 if splits <= 4 else 128  # noqa: PLR2004 - as `fused` has it
-        return (rounds + tail) * -(-max_len // splits) + merge
-
-    cap = max(1, min(MAX_SPLITS, -(-max_len // min_tokens), max(4, 2 * -(-sms // programs))))
-    return min(range(1, cap + 1), key=tokens)
-
-
 def static_splits(
     policy: Policy,
     *,
@@ -135,6 +119,7 @@ def static_splits(
     max_len: int,
     fixed_tokens: int = 512,
     min_tokens: int = MIN_TOKENS,
+    enough: float = 0.8,
 ) -> StaticSplits:
     """Turn a static policy into launch arguments."""
     if policy == "mission":
@@ -143,7 +128,11 @@ def static_splits(
         return StaticSplits(max(1, -(-max_len // fixed_tokens)), 1, 0, fixed_tokens)
     if policy == "occupancy":
         splits = occupancy_splits(
-            programs=programs, slots=slots, max_len=max_len, min_tokens=min_tokens
+            programs=programs,
+            slots=slots,
+            max_len=max_len,
+            min_tokens=min_tokens,
+            enough=enough,
         )
         return StaticSplits(splits, min_tokens)
     raise ValueError(f"policy {policy!r} is not static, make a plan for it")

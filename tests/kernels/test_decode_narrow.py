@@ -96,9 +96,7 @@ def test_it_over_tiles_and_stages(tile: int, stages: int, resident: int, new: in
         seq_lens=[4000, 8, 700, 129, 2000], query_lens=new, heads=48, kv_heads=8, dim=128,
         dtype=torch.bfloat16, layout="side_by_side",
     )  # fmt: skip
-    config = settings(
-        6 * new, hopper=tile, hopper_stages=stages, hopper_resident=resident, fused=8
-    )
+    config = settings(6 * new, hopper=tile, hopper_stages=stages, hopper_resident=resident, fused=8)
     for policy in ("occupancy", "balanced"):
         check(case, config=config, policy=policy)
 
@@ -187,7 +185,7 @@ def chosen(
     cache = PagedCache(pool, pool, lens, block_table=lens)
     query = torch.empty(sequences, 32, 128, dtype=torch.bfloat16, device="meta")
     config = decode_config(query=query, cache=cache)
-    return fitted(config, query, cache, rule or Rule(), 1, policy).hopper
+    return fitted(config, query, cache, rule=rule or Rule(), max_query_len=1, policy=policy).hopper
 
 
 def test_it_runs_where_it_was_the_quicker() -> None:
