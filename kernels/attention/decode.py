@@ -227,8 +227,8 @@ def _merge(step: _Step, block_v: int, *, many: bool) -> None:
         out, step.lse, work.out, work.lse, cache.seq_lens, step.cu_query,
         cut.plan.first if cut.plan else None, step.max_query_len, *cut.sums, out.stride(0),
         out.stride(1), HEADS=heads, VALUE_DIM=cache.value.shape[3], WINDOW=step.rule.window,
-        PDL=step.pdl, BLOCK_N=step.config.block_n, BLOCK_S=16 if many else 4, BLOCK_V=block_v,
-        num_warps=2 if block_v <= 128 else 4, launch_pdl=step.pdl,
+        PDL=step.pdl, EARLY=False, BLOCK_N=step.config.block_n, BLOCK_S=16 if many else 4,
+        BLOCK_V=block_v, num_warps=2 if block_v <= 128 else 4, launch_pdl=step.pdl,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN201, N803, PLR0913, PLR0917
+# ruff: noqa: ANN001, ANN201, N803, PLR0913, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Stage 2 of decode: merge the states of the work items that a sequence was cut into.
 
@@ -109,12 +109,17 @@ def decode_merge_kernel(
     VALUE_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Stage 2: merge the states of one query row and head, if its sequence was cut."""
-    head = tl.program_id(0)
+    """Stage 2: merge the states of one query row and head, if its sequence was cut.
+
+    Each program merges BLOCK_V of the values' columns.
+    """
+    head = tl.program_id(0) % HEADS
+    offs_v = tl.program_id(0) // HEADS * BLOCK_V + tl.arange(0, BLOCK_V)
     token = tl.program_id(1)
     b = tl.program_id(2)
     q_start, q_len = query_rows(cu_query_ptr, b, max_query)
@@ -129,14 +134,17 @@ def decode_merge_kernel(
         first = tl.load(first_ptr + b)
         count = tl.load(first_ptr + b + 1) - first
     # Wait even where there is nothing to do: what follows in the stream waits for this kernel
-    # alone, so it must not end before stage 1 has.
+    # alone, so it must not end before stage 1 has. It may start before that: stage 1, without which
+    # this one would not run, has waited for all that came before it.
     if PDL:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
     if (token >= q_len) | (count == 1):
         return
     offs_s = tl.arange(0, BLOCK_S)
-    offs_v = tl.arange(0, BLOCK_V)
     m = tl.full([1], float("-inf"), dtype=tl.float32)
     norm = tl.zeros([1], dtype=tl.float32)
     acc = tl.zeros([BLOCK_V], dtype=tl.float32)
@@ -166,5 +174,8 @@ def decode_merge_kernel(
         mask=offs_v < VALUE_DIM,
     )
     if lse_ptr is not None:
-        lse = tl.where(norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453)
-        tl.store(lse_ptr + row * HEADS + head + tl.arange(0, 1), lse)
+        if tl.program_id(0) < HEADS:
+            lse = tl.where(
+                norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453
+            )
+            tl.store(lse_ptr + row * HEADS + head + tl.arange(0, 1), lse)
