@@ -86,11 +86,11 @@ def prefill() -> None:
 
 def mla() -> None:
     """Few heads and many, which run different kernels on Hopper."""
-    latent = torch.randn(16, 64, 576, device="cuda", dtype=DTYPE)
-    lens = torch.tensor([70, 300], dtype=torch.int32, device="cuda")
-    table = torch.arange(16, dtype=torch.int32, device="cuda").view(2, 8)
+    latent = torch.randn(24, 64, 576, device="cuda", dtype=DTYPE)
+    lens = torch.tensor([70, 0, 300], dtype=torch.int32, device="cuda")
+    table = torch.arange(24, dtype=torch.int32, device="cuda").view(3, 8)
     for heads in (16, 128):
-        query = torch.randn(2, heads, 576, device="cuda", dtype=DTYPE)
+        query = torch.randn(3, heads, 576, device="cuda", dtype=DTYPE)
         want, _ = mla_decode_reference(
             query=query, latent=latent, seq_lens=lens, block_table=table, scale=0.07
         )

@@ -19,6 +19,8 @@ __all__ = [
     "constants",
     "gluon_fits",
     "gluon_kernel",
+    "map_shape",
+    "page_map",
     "page_maps",
     "strides",
 ]
@@ -68,6 +70,7 @@ def map_shape(values: torch.Tensor) -> tuple[int, int] | None:
     pages, slots, heads, dim = values.shape
     of_page, of_slot, of_head, _ = values.stride()
     fits = slots >= 16 and slots & (slots - 1) == 0 and of_page % of_slot == 0
+    fits = fits and values.data_ptr() % 16 == 0
     if not fits or (of_head > of_slot and of_head % of_slot):
         return None
     end = (pages - 1) * of_page + (slots - 1) * of_slot

@@ -7,7 +7,8 @@
 
 All heads share one cached row: a latent (512) that is both key and value, and a rotated key (64).
 Splits, plan and the merge of partial states are decode's; a partial state is 2 KB a head, so the
-splits are kept long (see MIN_TOKENS). Stage 1 is in mla_kernels, and in mla_hopper for many heads.
+splits are kept long (see MIN_TOKENS). Stage 1 is in mla_kernels; on Hopper in mla_narrow for few
+rows (heads times new tokens), in mla_hopper for many.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from forebay.kernels._common.host import (
 )
 
 from .decode import Workspace
-from .launch import gluon_kernel
+from .launch import gluon_kernel, map_shape, page_map
 from .mla_kernels import mla_split_kernel
 from .splits import Plan, StaticSplits, make_plan, occupancy_splits
 from .states import decode_merge_kernel
@@ -34,6 +35,8 @@ from .states import decode_merge_kernel
 __all__ = ["MlaConfig", "mla_config", "mla_decode", "mla_plan"]
 
 MIN_TOKENS = 512
+# Registers a thread may have on average in mla_narrow: what lies over it is for those that compute.
+NARROW_REGISTERS = {16: 160, 32: 192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class MlaConfig:
     """Launch settings.
 
     resident: programs expected on an SM at a time. parts: programs that share a row's output; each
-    works out all scores and multiplies them with its own columns. hopper: run the Gluon kernel of
-    mla_hopper where it applies, to 16-bit caches of DeepSeek's dims.
+    works out all scores and multiplies them with its own columns. hopper: run the Gluon kernels of
+    mla_narrow and mla_hopper where they apply, to 16-bit caches of DeepSeek's dims.
     """
 
     block_m: int
@@ -55,13 +58,29 @@ class MlaConfig:
 
 
 def mla_config(*, query: torch.Tensor, latent: torch.Tensor, max_query_len: int = 1) -> MlaConfig:
-    """Look the launch settings up by element size and rows."""
+    """Look the launch settings up by element size and rows, and for pages that are gathered."""
     rows = min(max(16, next_power_of_2(query.shape[1] * max_query_len)), 64)
     built_in = {"block_n": 32, "num_warps": 4, "num_stages": 2, "resident": 2}
     if rows == 64:
         built_in |= {"num_warps": 8, "resident": 1}
-    found = config_for("mla", f"kv{latent.element_size() * 8}-m{rows}", query.device, built_in)
+    key = f"kv{latent.element_size() * 8}-m{rows}"
+    if rows < 64 and map_shape(latent.unsqueeze(2)) is None:
+        key += "-gather"
+    found = config_for("mla", key, query.device, built_in)
     return MlaConfig(block_m=rows, **found)
+
+
+def merge_shape(rows: int, parts: int, latent_dim: int) -> tuple[int, int, int]:
+    """Return columns, parts at a time and warps of a program that merges.
+
+    All parts at a time, since each round waits for memory, of as many columns as registers hold, or
+    of fewer where the programs would be few.
+    """
+    block_s = min(max(next_power_of_2(parts * 9 // 10), 2), 128)
+    block_v = min(next_power_of_2(latent_dim), 4096 // block_s if block_s < 64 else 32)
+    while block_v > 32 and rows * -(-latent_dim // block_v) < 128:
+        block_v //= 2
+    return block_v, block_s, 4 if block_s * block_v >= 4096 else 2
 
 
 def _programs(query: torch.Tensor, config: MlaConfig, max_query_len: int) -> int:
@@ -69,16 +88,23 @@ def _programs(query: torch.Tensor, config: MlaConfig, max_query_len: int) -> int
 
 
 def _fits(query: torch.Tensor, latent: torch.Tensor, latent_dim: int, config: MlaConfig) -> bool:
-    """Whether the Gluon kernel covers these."""
+    """Whether the Gluon kernels cover these."""
     return (
         config.hopper
         and starts_early(query.device)
         and query.dtype == latent.dtype
         and query.element_size() == 2
         and (latent_dim, query.shape[2] - latent_dim) == (512, 64)
-        and (config.block_m, config.block_n, config.parts) == (64, 64, 1)
+        and (config.block_n, config.parts) == (64, 1)
         and query.stride(0) % 8 == query.stride(1) % 8 == 0
     )
+
+
+def _workspace(rows: int, latent_dim: int, device: torch.device) -> Workspace:
+    """Room for the splits' states; nobody counts arrivals here, so nothing needs to be zero."""
+    out = torch.empty(rows * latent_dim, dtype=torch.float32, device=device)
+    lse = torch.empty(rows, dtype=torch.float32, device=device)
+    return Workspace(out, lse, torch.empty(0, dtype=torch.int32, device=device))
 
 
 def mla_plan(
@@ -156,7 +182,7 @@ def mla_decode(
         grid, items = (programs, plan.columns, 1), plan.capacity
     split = plan is not None or static.max_splits > 1
     if split and workspace is None:
-        workspace = Workspace.allocate(items, max_query_len, heads, latent_dim, query.device)
+        workspace = _workspace(items * max_query_len * heads, latent_dim, query.device)
     use_pdl = starts_early(query.device)
     if query.dtype == torch.float32:
         compute, precision = tl.float32, "ieee"
@@ -176,8 +202,16 @@ def mla_decode(
         "SPLIT": split, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
     }  # fmt: skip
     fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
-    hopper = gluon_kernel("mla_hopper", triton.__version__) if fits else None
-    if hopper is not None:
+    pages = page_map(latent.unsqueeze(2), config.block_n) if fits and config.block_m < 64 else None
+    name = "mla_narrow" if pages is not None else "mla_hopper"
+    fits = fits and (config.block_m == 64 or pages is not None)
+    hopper = gluon_kernel(name, triton.__version__) if fits else None
+    if hopper is not None and pages is not None:
+        hopper[grid](
+            *common[:2], pages, *common[2:], *counts, *strides, **constants, STAGES=2,
+            num_warps=4, maxnreg=NARROW_REGISTERS[config.block_m], launch_pdl=True,
+        )  # fmt: skip
+    elif hopper is not None:
         hopper[grid](*common, *counts, *strides, **constants, num_warps=8, launch_pdl=True)
     else:
         mla_split_kernel[grid](
@@ -186,12 +220,16 @@ def mla_decode(
             num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=use_pdl,
         )  # fmt: skip
     if split:
-        decode_merge_kernel[(heads, max_query_len, sequences)](
+        # A plan has room for an item more of each sequence than its parts give on average.
+        block_v, block_s, warps = merge_shape(
+            tokens * heads, items // sequences - (plan is not None), latent_dim
+        )
+        decode_merge_kernel[(heads * -(-latent_dim // block_v), max_query_len, sequences)](
             out, lse, part_out, part_lse, seq_lens, None, plan.first if plan else None,
             max_query_len, static.max_splits, static.min_tokens, 0, 0,
             out.stride(0), out.stride(1),
-            HEADS=heads, VALUE_DIM=latent_dim, WINDOW=0, PDL=use_pdl,
-            BLOCK_N=config.block_n, BLOCK_S=8 if items // sequences > 4 else 4,
-            BLOCK_V=next_power_of_2(latent_dim), num_warps=4, launch_pdl=use_pdl,
+            HEADS=heads, VALUE_DIM=latent_dim, WINDOW=0, PDL=use_pdl, EARLY=True,
+            BLOCK_N=config.block_n, BLOCK_S=block_s, BLOCK_V=block_v, num_warps=warps,
+            launch_pdl=use_pdl,
         )  # fmt: skip
     return out

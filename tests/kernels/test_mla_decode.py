@@ -95,6 +95,37 @@ def test_64_rows_and_more_over_other_pages_and_several_new_tokens(page: int, q: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("page", [1, 8, 16, 32, 48, 64, 128])
+def test_few_rows_over_pages_copied_whole_and_row_by_row(page: int, dtype: Any, plan: bool) -> None:
+    check(
+        lens=[300, 0, 64, 5, 1000, 640], page=page, latent_dim=512, rope=64, dtype=dtype,
+        plan=plan, config=None,
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
+@pytest.mark.parametrize(("heads", "q"), [(5, 1), (16, 2), (24, 1), (8, 3), (1, 1)], ids=str)
+def test_few_rows_of_other_numbers_of_heads_and_new_tokens(heads: int, q: int, plan: bool) -> None:
+    check(
+        lens=[301, q, 64, 4000, 66], heads=heads, q=q, page=16, latent_dim=512, rope=64,
+        dtype=torch.bfloat16, plan=plan, config=None,
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
+def test_few_rows_of_more_sequences_than_programs_at_a_time(plan: bool) -> None:
+    lens = [(37 * i) % 700 for i in range(300)]
+    check(lens=lens, latent_dim=512, rope=64, dtype=torch.bfloat16, plan=plan, config=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("plan", [False, True], ids=["static", "planned"])
 def test_the_real_shape_with_the_shipped_configuration(heads: int, plan: bool) -> None:

@@ -32,7 +32,7 @@ from forebay.kernels.attention.decode import decode_config, decode_plan, paged_d
 from forebay.kernels.attention.kv_write import write_cache
 from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.merge import merge_states
-from forebay.kernels.attention.mla import mla_decode, mla_plan
+from forebay.kernels.attention.mla import mla_config, mla_decode, mla_plan
 from forebay.kernels.attention.prefill import paged_prefill
 
 bf16, i32, f32 = torch.bfloat16, torch.int32, torch.float32
@@ -108,16 +108,21 @@ with compile_only() as compiled:
         query=query(4096), cache=paged(bf16, 16), cu_query=empty(9), rule=Rule(soft_cap=30.0)
     )
     note("prefill soft cap")
-    for heads in (16, 128):
+    for heads, new, page in ((16, 1, 64), (16, 1, 16), (16, 2, 64), (128, 1, 64)):
         options = dict(
-            query=empty(32, heads, 576, dtype=bf16), latent=empty(64, 64, 576, dtype=bf16),
-            seq_lens=empty(32),
+            query=empty(32 * new, heads, 576, dtype=bf16), seq_lens=empty(32),
+            latent=empty(64, page, 576, dtype=bf16), max_query_len=new,
         )
-        for plan in (None, mla_plan(**options)):
-            mla_decode(
-                **options, block_table=empty(32, 512), max_seq_len=4096, scale=0.07, plan=plan
-            )
-            note(f"mla {heads} {'planned' if plan else ''}")
+        shipped = mla_config(**{k: v for k, v in options.items() if k != "seq_lens"})
+        also = [replace(shipped, hopper=False)] if heads == 16 and page == 64 else []
+        for config in (shipped, *also):
+            kind = "mla" if config.hopper else "Triton's mla"
+            for plan in (None, mla_plan(**options, config=config)):
+                mla_decode(
+                    **options, block_table=empty(32, 512), max_seq_len=4096, scale=0.07,
+                    plan=plan, config=config,
+                )
+                note(f"{kind} {heads * new} page {page}{' planned' if plan else ''}")
     rows = empty(64, 2, 8, 128, dtype=bf16)
     write_cache(
         key=rows[:, 0], value=rows[:, 1], key_cache=cache.key, value_cache=cache.value,
@@ -183,7 +188,8 @@ def test_nothing_spills(compiled: Any) -> None:
         ("tree 8 balanced", "decode_narrow_kernel", 32),
         ("tree 64 occupancy", "decode_hopper_kernel", 104),
         ("tree 64 balanced", "decode_hopper_kernel", 112),
-        ("mla 16 planned", "mla_split_kernel", 24),
+        ("Triton's mla 16 page 64 planned", "mla_split_kernel", 24),
+        ("Triton's mla 32 page 64 planned", "mla_split_kernel", 48),
     ]
 
 
@@ -211,13 +217,24 @@ def test_narrow_decode_takes_whole_pages_alone(compiled: Any) -> None:
         assert kernel["wgmma"] == 16, name
 
 
+def test_mla_of_few_heads_takes_pages_by_the_copy_engine(compiled: Any) -> None:
+    """64 of the 576 columns at a time; the tile in which a sequence ends is gathered."""
+    narrow = [(n, k) for n, k in kernels(compiled) if k["kernel"] == "mla_narrow_kernel"]
+    assert {n.removesuffix(" planned"): k["bulk"] for n, k in narrow} == {
+        "mla 16 page 64": 9,
+        "mla 16 page 16": 9 * 4,
+        "mla 32 page 64": 9,
+    }
+    assert {k["copies"] for _, k in narrow} == {9 * 16}
+
+
 def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
     """But where whole pages come by the copy engine: narrow products are turned round there."""
     wide = ("prefill", "mla 128", "tree 16", "tree 64")
     for name, kernel in kernels(compiled):
         if not reads_cache(kernel):
             continue
-        turned = kernel["kernel"] == "decode_narrow_kernel"
+        turned = kernel["kernel"] in {"decode_narrow_kernel", "mla_narrow_kernel"}
         used = "wgmma" if turned or name.startswith(wide) else "mma"
         assert kernel[used] > 0, name
 
