@@ -369,6 +369,7 @@ def decode_narrow_kernel(
     v_ready = barriers(STAGES, 1)
     k_free = barriers(STAGES, 128)
     v_free = barriers(STAGES, 128)
+    fence_async_shared()  # so that the copy engine finds them made
     gl.thread_barrier()
     gl.warp_specialize(
         [

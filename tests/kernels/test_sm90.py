@@ -215,6 +215,8 @@ def test_narrow_decode_takes_whole_pages_alone(compiled: Any) -> None:
         # A copy of 64 columns a page or a tile, of keys and of values.
         assert kernel["bulk"] == (4 if name.endswith("64") else 16), name
         assert kernel["wgmma"] == 16, name
+        # Before and after barriers are made; queries; weights, and values that were zeroed.
+        assert kernel["fences"] == 4, name
 
 
 def test_mla_of_few_heads_takes_pages_by_the_copy_engine(compiled: Any) -> None:
