@@ -79,6 +79,7 @@ def arrays(
     v_ready = barriers(STAGES, 33)
     k_free = barriers(STAGES, 128 * GROUPS)
     v_free = barriers(STAGES, 128 * GROUPS)
+    fence_async_shared()  # so that the copy engine finds them made
     gl.thread_barrier()
     return q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free
 

@@ -255,7 +255,7 @@ def test_the_gathered_tile_is_fenced_before_the_tensor_cores_read_it(compiled: A
         for n, k in kernels(compiled)
         if k["kernel"] in {"prefill_hopper_kernel", "decode_hopper_kernel"}
     }
-    set_up, one_group, two_groups = 3, ("tree 16",), ("prefill", "tree 64")
+    set_up, one_group, two_groups = 4, ("tree 16",), ("prefill", "tree 64")
     assert [n for n in found if not n.startswith((*one_group, *two_groups))] == []
     # In each group: queries; keys; values before any step; values where there is no step.
     assert {f for n, f in found.items() if n.startswith(one_group)} == {set_up + 4}
