@@ -79,10 +79,9 @@ def consume(
     part_out_ptr, part_lse_ptr, seq_lens_ptr, cu_query_ptr, tree_ptr, items_ptr, kv_head,
     row_block, b, start, end, count, first, last, max_query, scale_log2, stride_q_token,
     stride_q_head, stride_out_token, stride_out_head, PLANNED: gl.constexpr,
-    PART: gl.constexpr, GROUPS: gl.constexpr, BULK: gl.constexpr, KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr, DIM: gl.constexpr, SPLIT: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    DTYPE: gl.constexpr,
+    GROUPS: gl.constexpr, BULK: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    DIM: gl.constexpr, SPLIT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Attend with a group's rows to each item, and store its result or its state."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -221,65 +220,32 @@ def decode_hopper_kernel(
     q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = arrays(
         DTYPE, GROUPS, DIM, BLOCK_N, STAGES
     )
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (consume, (
-                    q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
-                    lse_ptr, part_out_ptr, part_lse_ptr, seq_lens_ptr, cu_query_ptr, tree_ptr,
-                    items_ptr, kv_head, row_block, b, start, end, count, first, last, max_query,
-                    scale_log2, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
-                    PLANNED, gl.constexpr(0), GROUPS, BULK, KV_HEADS, GROUP, DIM, SPLIT, BLOCK_N,
-                    STAGES, DTYPE,
-                )),
-                (consume, (
-                    q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
-                    lse_ptr, part_out_ptr, part_lse_ptr, seq_lens_ptr, cu_query_ptr, tree_ptr,
-                    items_ptr, kv_head, row_block, b, start, end, count, first, last, max_query,
-                    scale_log2, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
-                    PLANNED, gl.constexpr(1), GROUPS, BULK, KV_HEADS, GROUP, DIM, SPLIT, BLOCK_N,
-                    STAGES, DTYPE,
-                )),
-                (produce, (
-                    k_ptr, k_pages, k_tiles, k_ready, k_free, table_ptr, indptr_ptr,
-                    cu_query_ptr, items_ptr, row_block, b, start, end, count, first, last,
-                    max_query, k_at, k_column, stride_table, stride_k_page, stride_k_slot,
-                    PLANNED, GROUP, DIM, PAGE, BLOCK_M, BLOCK_N, STAGES,
-                )),
-                (produce, (
-                    v_ptr, v_pages, v_tiles, v_ready, v_free, table_ptr, indptr_ptr,
-                    cu_query_ptr, items_ptr, row_block, b, start, end, count, first, last,
-                    max_query, v_at, v_column, stride_table, stride_v_page, stride_v_slot,
-                    PLANNED, GROUP, DIM, PAGE, BLOCK_M, BLOCK_N, STAGES,
-                )),
-            ],
-            [4, 1, 1],
-            [208, 88, 88],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (
-                    q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
-                    lse_ptr, part_out_ptr, part_lse_ptr, seq_lens_ptr, cu_query_ptr, tree_ptr,
-                    items_ptr, kv_head, row_block, b, start, end, count, first, last, max_query,
-                    scale_log2, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
-                    PLANNED, gl.constexpr(0), GROUPS, BULK, KV_HEADS, GROUP, DIM, SPLIT, BLOCK_N,
-                    STAGES, DTYPE,
-                )),
-                (produce, (
-                    k_ptr, k_pages, k_tiles, k_ready, k_free, table_ptr, indptr_ptr,
-                    cu_query_ptr, items_ptr, row_block, b, start, end, count, first, last,
-                    max_query, k_at, k_column, stride_table, stride_k_page, stride_k_slot,
-                    PLANNED, GROUP, DIM, PAGE, BLOCK_M, BLOCK_N, STAGES,
-                )),
-                (produce, (
-                    v_ptr, v_pages, v_tiles, v_ready, v_free, table_ptr, indptr_ptr,
-                    cu_query_ptr, items_ptr, row_block, b, start, end, count, first, last,
-                    max_query, v_at, v_column, stride_table, stride_v_page, stride_v_slot,
-                    PLANNED, GROUP, DIM, PAGE, BLOCK_M, BLOCK_N, STAGES,
-                )),
-            ],
-            [1, 1],
-            [72, 72],
-        )  # fmt: skip
+    # Roles 0 and 1 compute, 2 copies keys, 3 values.
+    gl.warp_specialize(
+        [
+            (consume, (
+                q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
+                lse_ptr, part_out_ptr, part_lse_ptr, seq_lens_ptr, cu_query_ptr, tree_ptr,
+                items_ptr, kv_head, row_block, b, start, end, count, first, last, max_query,
+                scale_log2, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+                PLANNED, GROUPS, BULK, KV_HEADS, GROUP, DIM, SPLIT, BLOCK_N, STAGES, DTYPE, role,
+            ))
+            if role < 2
+            else (produce, (
+                k_ptr, k_pages, k_tiles, k_ready, k_free, table_ptr, indptr_ptr, cu_query_ptr,
+                items_ptr, row_block, b, start, end, count, first, last, max_query, k_at, k_column,
+                stride_table, stride_k_page, stride_k_slot, PLANNED, GROUP, DIM, PAGE, BLOCK_M,
+                BLOCK_N, STAGES,
+            ))
+            if role < 3
+            else (produce, (
+                v_ptr, v_pages, v_tiles, v_ready, v_free, table_ptr, indptr_ptr, cu_query_ptr,
+                items_ptr, row_block, b, start, end, count, first, last, max_query, v_at, v_column,
+                stride_table, stride_v_page, stride_v_slot, PLANNED, GROUP, DIM, PAGE, BLOCK_M,
+                BLOCK_N, STAGES,
+            ))
+            for role in ((0, 2, 3) if GROUPS == 1 else (0, 1, 2, 3))
+        ],
+        [1, 1] if GROUPS == 1 else [4, 1, 1],
+        [72, 72] if GROUPS == 1 else [208, 88, 88],
+    )  # fmt: skip

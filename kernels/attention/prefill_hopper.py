@@ -43,9 +43,9 @@ def produce(
 def consume(
     q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr, lse_ptr, q_start,
     q_first, q_len, prefix, kv_head, last, end, scale_log2, stride_q_token, stride_q_head,
-    stride_out_token, stride_out_head, PART: gl.constexpr, BULK: gl.constexpr,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, DTYPE: gl.constexpr,
+    stride_out_token, stride_out_head, BULK: gl.constexpr, KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr, DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Attend with half of the block's rows, and store what comes out."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -129,30 +129,26 @@ def prefill_hopper_kernel(
     q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = arrays(
         DTYPE, 2, DIM, BLOCK_N, STAGES
     )
+    # Roles 0 and 1 compute, 2 copies keys, 3 values.
     gl.warp_specialize(
         [
             (consume, (
                 q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
                 lse_ptr, q_start, q_first, q_len, prefix, kv_head, last, end, scale_log2,
-                stride_q_token,
-                stride_q_head, stride_out_token, stride_out_head, gl.constexpr(0), BULK, KV_HEADS,
-                GROUP, DIM, BLOCK_N, STAGES, DTYPE,
-            )),
-            (consume, (
-                q_ptr, q_tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, out_ptr,
-                lse_ptr, q_start, q_first, q_len, prefix, kv_head, last, end, scale_log2,
-                stride_q_token,
-                stride_q_head, stride_out_token, stride_out_head, gl.constexpr(1), BULK, KV_HEADS,
-                GROUP, DIM, BLOCK_N, STAGES, DTYPE,
-            )),
-            (produce, (
+                stride_q_token, stride_q_head, stride_out_token, stride_out_head, BULK, KV_HEADS,
+                GROUP, DIM, BLOCK_N, STAGES, DTYPE, role,
+            ))
+            if role < 2
+            else (produce, (
                 k_ptr, k_pages, row_ptr, k_tiles, k_ready, k_free, end, last, k_at, k_column,
                 stride_k_page, stride_k_slot, DIM, PAGE, BLOCK_N, STAGES,
-            )),
-            (produce, (
+            ))
+            if role < 3
+            else (produce, (
                 v_ptr, v_pages, row_ptr, v_tiles, v_ready, v_free, end, last, v_at, v_column,
                 stride_v_page, stride_v_slot, DIM, PAGE, BLOCK_N, STAGES,
-            )),
+            ))
+            for role in (0, 1, 2, 3)
         ],
         [4, 1, 1],
         REGISTERS.value,
