@@ -18,14 +18,22 @@ from forebay.kernels.attention.merge import merge_states
 from forebay.kernels.attention.reference import merge_reference
 from forebay.kernels.testing import error
 
-HEADS, DIM, PAGE = 8, 128, 16
+HEADS, DIM, PAGE, PAGES = 8, 128, 16, 16384
 
 
-def write_row(tokens: int, kv: str, copy: float) -> dict[str, Any]:
+def some_slots(tokens: int, order: str) -> torch.Tensor:
+    """Slots at random, as decode's are, or of whole pages at random, as a chunk of prefill's."""
+    if order == "random":
+        return torch.randperm(PAGES * PAGE, device="cuda")[:tokens]
+    pages = torch.randperm(PAGES, device="cuda")[: -(-tokens // PAGE)]
+    return (pages[:, None] * PAGE + torch.arange(PAGE, device="cuda")).flatten()[:tokens]
+
+
+def write_row(tokens: int, kv: str, order: str, copy: float) -> dict[str, Any]:
     """Time one write of `tokens` rows."""
-    _, cache = tensors("L3-8B", page=PAGE, pages=16384, kv=kv)
+    _, cache = tensors("L3-8B", page=PAGE, pages=PAGES, kv=kv)
     rows = torch.randn(tokens, 2, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    sets = [torch.randperm(16384 * PAGE, device="cuda")[:tokens] for _ in range(4)]
+    sets = [some_slots(tokens, order) for _ in range(4)]
 
     def call(slots: torch.Tensor) -> None:
         write_cache(
@@ -37,7 +45,7 @@ def write_row(tokens: int, kv: str, copy: float) -> dict[str, Any]:
     size = 2 if kv == "bf16" else 1
     moved = tokens * HEADS * DIM * 2 * (2 + size) + tokens * 8
     moved += 0 if kv == "bf16" else tokens * HEADS * 8
-    row: dict[str, Any] = {"op": "write", "kv": kv, "tokens": tokens, "us": us}
+    row: dict[str, Any] = {"op": "write", "kv": kv, "slots": order, "tokens": tokens, "us": us}
     if kv == "bf16":
         slots = sets[-1]
         if not torch.equal(cache.key[slots // PAGE, slots % PAGE], rows[:, 0]):
@@ -84,7 +92,9 @@ def main() -> None:
     try:
         for kv in ("bf16", "int8", "fp8"):
             for tokens in (1, 256, 16384, 131072):
-                report.add(**write_row(tokens, kv, copy))
+                report.add(**write_row(tokens, kv, "random", copy))
+            for tokens in (16384, 131072):
+                report.add(**write_row(tokens, kv, "pages", copy))
         for tokens in (256, 4096, 16384):
             report.add(**merge_row(tokens, copy))
     finally:

@@ -65,7 +65,7 @@ with compile_only() as compiled:
                  spills=k.count("LDL", "STL"), copies=k.count("LDGSTS"), bulk=k.count("UTMALDG"),
                  wgmma=k.count("HGMMA"),
                  mma=k.count("HMMA"), waits=k.count("WARPGROUP"),
-                 byte_loads=k.count("LDS.U8"), fences=k.count("FENCE"),
+                 byte_loads=k.count("LDS.U8"), barriers=k.count("BAR"), fences=k.count("FENCE"),
                  size=sum(k.opcodes.values()))
             for k in compiled
         ]
@@ -90,6 +90,12 @@ with compile_only() as compiled:
                 rule=tree, policy=policy,
             )
             note(f"tree {rows} {policy}")
+    alone = replace(cache, seq_lens=empty(1), block_table=empty(1, 512))
+    paged_decode(
+        query=query(64), cache=alone, max_seq_len=4096, max_query_len=64,
+        rule=Rule(tree=empty(64, dtype=torch.int64)),
+    )
+    note("tree alone")
     wide = dict(query=query(8 * 64), cache=cache, max_query_len=64)
     shipped = decode_config(**wide)
     plain = replace(shipped, hopper=0)
@@ -129,6 +135,14 @@ with compile_only() as compiled:
         slots=empty(64, dtype=torch.int64),
     )
     note("write")
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        small = paged(dtype, 16)
+        write_cache(
+            key=rows[:, 0], value=rows[:, 1], key_cache=small.key, value_cache=small.value,
+            slots=empty(64, dtype=torch.int64), key_scale=small.key_scale,
+            value_scale=small.value_scale,
+        )
+        note(f"write {dtype}")
     states = empty(2, 64, 32, 128, dtype=bf16), empty(2, 64, 32, dtype=f32)
     merge_states(out_a=states[0][0], lse_a=states[1][0], out_b=states[0][1], lse_b=states[1][1])
     note("merge")
@@ -232,7 +246,7 @@ def test_mla_of_few_heads_takes_pages_by_the_copy_engine(compiled: Any) -> None:
 
 def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
     """But where whole pages come by the copy engine: narrow products are turned round there."""
-    wide = ("prefill", "mla 128", "tree 16", "tree 64")
+    wide = ("prefill", "mla 128", "tree 16", "tree 64", "tree alone")
     for name, kernel in kernels(compiled):
         if not reads_cache(kernel):
             continue
@@ -255,7 +269,7 @@ def test_the_gathered_tile_is_fenced_before_the_tensor_cores_read_it(compiled: A
         for n, k in kernels(compiled)
         if k["kernel"] in {"prefill_hopper_kernel", "decode_hopper_kernel"}
     }
-    set_up, one_group, two_groups = 4, ("tree 16",), ("prefill", "tree 64")
+    set_up, one_group, two_groups = 4, ("tree 16", "tree alone"), ("prefill", "tree 64")
     assert [n for n in found if not n.startswith((*one_group, *two_groups))] == []
     # In each group: queries; keys; values before any step; values where there is no step.
     assert {f for n, f in found.items() if n.startswith(one_group)} == {set_up + 4}
@@ -266,6 +280,12 @@ def test_8_bit_values_are_not_read_byte_by_byte(compiled: Any) -> None:
     splits = [(n, k) for n, k in kernels(compiled) if k["kernel"] == "decode_split_kernel"]
     assert len(splits) >= 5
     assert [n for n, k in splits if n.startswith("decode") and k["byte_loads"]] == []
+
+
+def test_an_8_bit_write_stays_within_a_warp(compiled: Any) -> None:
+    """A row's largest is found by shuffles, and nothing goes through shared memory."""
+    writes = {n: k["barriers"] for n, k in kernels(compiled) if n.startswith("write torch")}
+    assert list(writes.values()) == [0, 0]
 
 
 def test_a_plan_is_cut_by_the_tile_of_the_kernel_that_will_walk_it(report: Any) -> None:
