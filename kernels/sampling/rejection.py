@@ -121,6 +121,7 @@ def draw(
     top,
     scale,
     refused,
+    its_weight,
     seed,
     place,
     BLOCK_C: tl.constexpr,
@@ -129,9 +130,12 @@ def draw(
     """Draw a token of one row, never the refused one (-1: none), by its chunks' masses."""
     chunk = tl.arange(0, BLOCK_C)
     if refused >= 0:
-        # Added up anew: its chunk's mass less its own could be rounding alone.
         its = refused // BLOCK
-        left = tl.sum(weights_of(row_ptr, its, vocab, top, scale, refused, BLOCK), 0)
+        whole = tl.sum(tl.where(chunk == its, masses, 0.0), 0)
+        left = whole - its_weight
+        if left < 0.5 * whole:
+            # Added up anew: so little of the chunk is left that it could be rounding alone.
+            left = tl.sum(weights_of(row_ptr, its, vocab, top, scale, refused, BLOCK), 0)
         masses = tl.where(chunk == its, left, masses)
     reached = tl.cumsum(masses, 0)
     point = tl.rand(seed, place * _USES + 1) * tl.max(reached, 0)
@@ -169,9 +173,8 @@ def rejection_walk_kernel(  # noqa: PLR0915 - one program's whole way
 ):
     """Keep one sequence's guesses up to the first that fails, and draw the token after them."""
     b = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    # What was there before the pass began, which waited for it: all that a guess is judged by but
+    # the sums. So this is read while the pass's last programs run.
     start = tl.load(cu_draft_ptr + b)
     count = tl.load(cu_draft_ptr + b + 1) - start
     scale = base2_scale(temperature_ptr, b)
@@ -181,6 +184,16 @@ def rejection_walk_kernel(  # noqa: PLR0915 - one program's whole way
     each = tl.arange(0, BLOCK_K)
     chunk = tl.arange(0, BLOCK_C)
     token = tl.load(draft_ptr + start + each, mask=each < count, other=0)
+    x = tl.load(
+        logits_ptr + (first_row + each) * stride_logits + token, mask=each < count, other=0.0
+    ).to(tl.float32)
+    coin = tl.rand(seed, (place + each) * _USES)
+    if draft_probs_ptr is not None:
+        at = (start + each).to(tl.int64) * stride_probs + token
+        coin *= tl.load(draft_probs_ptr + at, mask=each < count, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     parts = (first_row + each)[:, None] * CHUNKS + chunk[None, :]  # [BLOCK_K, BLOCK_C]
     there = (each <= count)[:, None] & (chunk < CHUNKS)[None, :]
     tops = tl.load(part_max_ptr + parts, mask=there, other=float("-inf"))
@@ -196,14 +209,8 @@ def rejection_walk_kernel(  # noqa: PLR0915 - one program's whole way
         sums = tl.load(part_sum_ptr + parts, mask=there, other=0.0)
         grown = tl.exp2((tops - top[:, None]) * scale)
         mass = tl.where(there & (tops > float("-inf")), sums * grown, 0.0)
-        x = tl.load(
-            logits_ptr + (first_row + each) * stride_logits + token, mask=each < count, other=0.0
-        ).to(tl.float32)
-        chance = tl.exp2((x - top) * scale) / tl.sum(mass, 1)
-        coin = tl.rand(seed, (place + each) * _USES)
-        if draft_probs_ptr is not None:
-            at = (start + each).to(tl.int64) * stride_probs + token
-            coin *= tl.load(draft_probs_ptr + at, mask=each < count, other=0.0).to(tl.float32)
+        weight = tl.exp2((x - top) * scale)
+        chance = weight / tl.sum(mass, 1)
         fails = (chance <= 0.0) | (coin >= chance)
         kept = tl.min(tl.where(fails & (each < count), each, count), 0)
         draws = kept == count
@@ -215,9 +222,11 @@ def rejection_walk_kernel(  # noqa: PLR0915 - one program's whole way
             masses = tl.sum(tl.where(here[:, None], mass, 0.0), 0)  # [BLOCK_C]
             refused = tl.max(tl.where(here & (each < count), token.to(tl.int32), -1), 0)
             row_ptr = logits_ptr + (first_row + kept) * stride_logits
+            its_weight = tl.sum(tl.where(here, weight, 0.0), 0)
             last = draw(
-                row_ptr, masses, vocab, highest, scale, refused, seed, place + kept, BLOCK_C, BLOCK
-            )
+                row_ptr, masses, vocab, highest, scale, refused, its_weight, seed, place + kept,
+                BLOCK_C, BLOCK,
+            )  # fmt: skip
     tokens = tl.where(each < kept, token.to(tl.int32), -1)
     tokens = tl.where(each == kept, last, tokens)
     tl.store(out_ptr + b * (most + 1) + each, tokens, mask=each <= most)
