@@ -317,7 +317,7 @@ def main() -> None:
         if not options.new_tokens or q in options.new_tokens
     )
     thunks = []
-    for (model, kv, q), batch in itertools.product(kinds, (8, 128)):
+    for (model, kv, q), batch in itertools.product(kinds, (1, 8, 128)):
         query, cache = tensors(model, page=options.page, pages=1, kv=kv, device="meta")
         cache = replace(cache, seq_lens=torch.empty(batch, dtype=torch.int32, device="meta"))
         config = decode_config(query=query, cache=cache, max_query_len=q)

@@ -267,7 +267,9 @@ def paged_decode(
         cache.validate(query)
         rule.validate()
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
-    config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
+    config = config or decode_config(
+        query=query, cache=cache, max_query_len=max_query_len, policy=policy
+    )
     config = fitted(
         config, query, cache, rule=rule, max_query_len=max_query_len,
         policy=policy if plan is None else "balanced",

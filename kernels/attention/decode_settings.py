@@ -51,12 +51,18 @@ class DecodeConfig:
 
 
 def decode_config(
-    *, query: torch.Tensor, cache: PagedCache, max_query_len: int = 1
+    *,
+    query: torch.Tensor,
+    cache: PagedCache,
+    max_query_len: int = 1,
+    policy: str = "occupancy",
 ) -> DecodeConfig:
     """Look the launch settings up by element sizes, dim and rows.
 
     A table may have others for a crowded GPU, one and a half times the programs that it has room
-    for before anything is cut: a deeper pipeline pays there, and costs a start elsewhere.
+    for before anything is cut: a deeper pipeline pays there, and costs a start elsewhere. And for
+    few programs, up to an eighth of those: all are cut then, and small tiles end sooner. Those are
+    other bits, so not where `fixed` promises the same in any batch.
     """
     group = query.shape[1] // cache.kv_heads
     rows = min(max(16, next_power_of_2(group * max_query_len)), 128)
@@ -74,9 +80,12 @@ def decode_config(
     key = f"kv{key_bytes * 8}-d{dim}-m{rows}"
     config = DecodeConfig(**config_for("decode", key, query.device, built_in))
     programs = programs_of(query, cache, config, max_query_len) * cache.seq_lens.shape[0]
-    if programs < 1.5 * sm_count(query.device) * config.resident:
-        return config
-    return DecodeConfig(**config_for("decode", f"{key}-crowded", query.device, asdict(config)))
+    slots = sm_count(query.device) * config.resident
+    if 8 * programs <= slots and policy != "fixed":
+        key += "-few"
+    elif 2 * programs >= 3 * slots:
+        key += "-crowded"
+    return DecodeConfig(**config_for("decode", key, query.device, asdict(config)))
 
 
 def programs_of(query: torch.Tensor, cache: PagedCache, config: DecodeConfig, max_q: int) -> int:

@@ -119,9 +119,11 @@ def test_a_graph_captured_on_short_sequences_replays_on_long_ones() -> None:
 def test_the_shipped_settings_name_a_tile_of_a_gluon_kernel() -> None:
     """A meta tensor stands for an H200."""
     pool = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
-    lens = torch.empty(8, dtype=torch.int32, device="meta")
-    cache = PagedCache(pool, pool, lens, block_table=lens)
-    for rows, tile in ((1, 64), (8, 64), (16, 64), (64, 128)):
-        query = torch.empty(8 * rows, 32, 128, dtype=torch.bfloat16, device="meta")
+    for batch, rows, tile in ((8, 1, 64), (8, 8, 64), (8, 16, 64), (8, 64, 128), (1, 64, 64)):
+        lens = torch.empty(batch, dtype=torch.int32, device="meta")
+        cache = PagedCache(pool, pool, lens, block_table=lens)
+        query = torch.empty(batch * rows, 32, 128, dtype=torch.bfloat16, device="meta")
         config = decode_config(query=query, cache=cache, max_query_len=rows)
         assert config.hopper == tile
+        fixed = decode_config(query=query, cache=cache, max_query_len=rows, policy="fixed")
+        assert fixed.hopper == (128 if rows == 64 else 64)
