@@ -22,7 +22,7 @@ from .speculation import speculation_of
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from forebay.gateway.config import sections
     from forebay.gateway.config.prefix import Prefix
@@ -159,11 +159,22 @@ class Pool:
         """Replace the endpoints; the caller calls `wake` after."""
         before = self.endpoints
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self._let_join(before)
         if self.prefix is not None:
             for name, endpoint in before.items():
                 if self.endpoints.get(name) is not endpoint:
                     self.prefix.left(name)
         self.dispatcher.set_endpoints(endpoint.view for endpoint in self.endpoints.values())
+
+    def _let_join(self, before: Mapping[str, Endpoint]) -> None:
+        """Have who is new pass a probe first, where others can take what comes."""
+        stay = [e for name, e in self.endpoints.items() if before.get(name) is e]
+        if not any(endpoint.view.usable for endpoint in stay):
+            return
+        for name, endpoint in self.endpoints.items():
+            if before.get(name) is not endpoint:
+                endpoint.health.join()
+                endpoint.view.usable = False
 
     def start(self, placements: Iterable[Placement], now: float) -> None:
         """Send the calls on whose turn has come."""

@@ -46,6 +46,8 @@ _KNOWN_BY = ("mode", "tokenizer", "tokenize_budget", "block_tokens", "shared")
 """What blocks' names and holders depend on: where one changes, nothing known can be kept."""
 _MOST_EARLY = 1000
 """Deltas kept for an endpoint of which nothing is known yet."""
+_MOST_UNKNOWN = 64
+"""Such endpoints. Some may be gone already: other replicas tell of them a little longer."""
 
 
 class PoolPrefix:
@@ -254,6 +256,8 @@ class PoolPrefix:
         epoch = self.epochs.get(endpoint)
         if epoch is None:
             early = self._early.setdefault(endpoint, [])
+            if len(self._early) > _MOST_UNKNOWN:
+                del self._early[next(iter(self._early))]
             if len(early) < _MOST_EARLY:
                 early.append(delta)
         elif delta.forget:
@@ -337,6 +341,7 @@ class PoolPrefix:
         self.learned.told.discard(endpoint)
         self.placements.left(endpoint)
         self.epochs.pop(endpoint, None)
+        self._early.pop(endpoint, None)
         if self.warmer is not None:
             self.warmer.end(endpoint)
 

@@ -29,9 +29,10 @@ _WEIGHT = 0.02
 class Expected:
     """What was predicted for a request that is placed."""
 
-    __slots__ = ("mark", "sure", "tokens", "whole")
+    __slots__ = ("endpoint", "mark", "sure", "tokens", "whole")
 
-    def __init__(self, tokens: int, *, sure: float, whole: int, mark: Mark) -> None:
+    def __init__(self, endpoint: str, tokens: int, *, sure: float, whole: int, mark: Mark) -> None:
+        self.endpoint = endpoint
         self.tokens = tokens
         """Of the hit, hopes included."""
         self.sure = sure
@@ -94,6 +95,7 @@ class Placements:
         if request.stream:
             self.stalls.placed(endpoint, request.id, now)
         self._expected[request.id] = Expected(
+            endpoint,
             hit,
             sure=sure / len(chain),
             whole=min(prompt // self._block_tokens, len(chain)),
@@ -114,14 +116,13 @@ class Placements:
     def began(self, placement: Placement, now: float | None = None) -> None:
         """Take in that the first byte of an answer has come; `now` where it goes on as it comes."""
         request = placement.request
-        if not request.blocks:
+        expected = self._expected.get(request.id)
+        if expected is None:  # no prompt, or its endpoint has left
             return
         self._learned.began(request.id, placement.endpoint, request.blocks)
         if now is not None and request.stream:
             self.stalls.ended(placement.endpoint, request.id)
-            expected = self._expected.get(request.id)
-            if expected is not None:
-                self.prefill.began(placement.endpoint, expected.mark, now)
+            self.prefill.began(placement.endpoint, expected.mark, now)
 
     def expected(self, request_id: str) -> int | None:
         """Return the hit that was predicted for a request which is placed."""
@@ -154,7 +155,9 @@ class Placements:
         self.residency.restarted(endpoint)
 
     def left(self, endpoint: str) -> None:
-        """Forget an endpoint that is gone for good."""
+        """Forget an endpoint that is gone for good; what still runs there teaches nothing."""
+        for request in [r for r, each in self._expected.items() if each.endpoint == endpoint]:
+            del self._expected[request]
         self.events.pop(endpoint, None)
         self.work.forget(endpoint)
         self.prefill.forget(endpoint)

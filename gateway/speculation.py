@@ -71,7 +71,13 @@ class PoolSpeculation:
         return pays, f"{what} {_warmth(temperature)}"
 
     def show(self, endpoints: Iterable[Endpoint]) -> None:
-        """Write into the endpoints' views whether they speculate, and whether that pays."""
+        """Write into the endpoints' views whether they speculate, and whether that pays.
+
+        These are all there are: what is known of others is forgotten.
+        """
+        endpoints = tuple(endpoints)
+        for name in self._of.keys() - {endpoint.name for endpoint in endpoints}:
+            del self._of[name]
         for endpoint in endpoints:
             method = endpoint.section.speculative
             endpoint.view.speculates = None if method is None else self._acceptance(endpoint).pays

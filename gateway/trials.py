@@ -11,6 +11,7 @@ from forebay.policies.contracts import Route
 from forebay.policies.experiments.assignment import assign, uniform
 from forebay.policies.experiments.plan import GUARDRAILS, Plan
 from forebay.policies.experiments.ramp import State, weights
+from forebay.scheduler.health import State as Condition
 
 from .experiments.store import stage_key
 from .places import FROM_AN_ARM, UNHEALTHY, Place
@@ -101,7 +102,7 @@ class Trial:
     def down(self) -> frozenset[str]:
         """Return the candidates of which no endpoint is usable while the control has one.
 
-        Endpoints that an operator drained say nothing against their arm.
+        Endpoints that an operator drained, or that nobody has probed yet, say nothing against it.
         """
         control, *candidates = (self.views(arm) for arm in self.plan.arms)
         if not any(endpoint.view.usable for endpoint in control):
@@ -109,7 +110,7 @@ class Trial:
         return frozenset(
             arm
             for arm, views in zip(self.plan.candidates, candidates, strict=True)
-            if views and not any(e.view.usable or e.health.drained for e in views)
+            if views and not any(e.view.usable or _is_unjudged(e) for e in views)
         )
 
     def views(self, arm: str) -> list[Endpoint]:
@@ -210,6 +211,10 @@ def _endpoints(arm: Arm, pools: Mapping[str, Pool]) -> tuple[str, ...]:
     if arm.pool is None:
         return arm.endpoints
     return tuple(endpoint.name for endpoint in pools[arm.pool].section.endpoints)
+
+
+def _is_unjudged(endpoint: Endpoint) -> bool:
+    return endpoint.health.drained or endpoint.health.state is Condition.STARTING
 
 
 def _hours(spans: Sequence[str]) -> frozenset[int] | None:

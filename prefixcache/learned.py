@@ -283,7 +283,10 @@ class Learned:
         self._trim(endpoint)
 
     def forget(self, endpoint: str) -> int:
-        """Expect nothing of an endpoint any more: it restarted or left. Return how much it was."""
+        """Forget an endpoint that left. Return how much was expected or known of it."""
+        self._mosts.pop(endpoint, None)
+        for request in [r for r, hope in self._given_up.items() if hope.endpoint == endpoint]:
+            del self._given_up[request]
         return self.forget_expected(endpoint) + self._index.clear(endpoint)
 
     def cleared(self, endpoint: str) -> None:

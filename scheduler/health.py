@@ -81,6 +81,7 @@ class Health:
 
     __slots__ = (
         "_good_at",
+        "_joins",
         "_open_s",
         "_open_until",
         "_passes",
@@ -116,6 +117,7 @@ class Health:
         self._refused_at = inf
         """When refusals opened the breaker, while it is open for them."""
         self._good_at = -inf
+        self._joins = False
         self._open_s = settings.breaker_open
         self._open_until = inf
         self._ramp_from = -inf
@@ -125,6 +127,11 @@ class Health:
         if settings.breaker_open != self._settings.breaker_open:
             self._open_s = settings.breaker_open
         self._settings = settings
+
+    def join(self) -> None:
+        """Have it pass a probe first, and begin with a small share: others can do without it."""
+        self.optimistic = False
+        self._joins = True
 
     @property
     def usable(self) -> bool:
@@ -178,6 +185,8 @@ class Health:
         """Note a probe that found the engine ready, with our key and our models."""
         self._probe_fails = 0
         if self.state is State.STARTING:
+            if self._joins:
+                self._ramp_from = now
             return self._go(State.UP, "first probe passed")
         if self.state not in (State.DOWN, State.MISCONFIGURED):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from forebay.gateway.config import load
 from forebay.gateway.config.errors import ConfigErrors
 from forebay.gateway.config.sections import Config
-from forebay.gateway.discovery import Addresses, Discovery, expanded, hosts_of
+from forebay.gateway.discovery import Addresses, Discovery, expanded, hosts_of, resolve
 from forebay.policies.contracts import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ def test_each_address_is_an_endpoint():
         "vllm-fd00--7": "http://[fd00::7]:8000/x",
     }
     assert hosts_of(found) == {}
+
+
+def test_no_address_is_called_as_an_endpoint_is_that_somebody_named():
+    other = {**FOUND, "name": "vllm-1", "url": f"http://{HOST}:9000"}
+    fixed = {**FIXED, "name": "vllm-10.0.0.5"}
+    found = expanded(config(FOUND, fixed, other), {HOST: ("10.0.0.5", "1:2::3", "2::3")})
+    names = [each.name for each in found.pools[0].endpoints]
+    assert len(set(names)) == len(names) == 7
+    assert named(found)["vllm-10.0.0.5"] == FIXED["url"]
+    assert named(found)["vllm-10.0.0.5-x"] == "http://10.0.0.5:8000/x"
+
+
+def test_a_host_in_capital_letters_is_that_host():
+    found = expanded(config({**FOUND, "url": "http://VLLM.Models.svc:80"}), {HOST: ("10.0.0.5",)})
+    assert named(found) == {"vllm-10.0.0.5": "http://10.0.0.5:80"}
 
 
 def test_what_is_not_discovered_is_left_as_it_is():
@@ -115,8 +131,11 @@ class Names:
 QUICK = {**FOUND, "discover": "100ms"}
 
 
-async def applied(names: Names, times: int, *, refuse: bool = False) -> list[list[str]]:
-    """Return the endpoints of so many configurations that were applied, the first one included."""
+async def applied(names: Names, times: int, *, error: Exception | None = None) -> list[list[str]]:
+    """Return the endpoints of so many configurations that were applied, the first one included.
+
+    With an `error` none can be.
+    """
     seen: list[list[str]] = []
     enough = asyncio.Event()
 
@@ -124,8 +143,9 @@ async def applied(names: Names, times: int, *, refuse: bool = False) -> list[lis
         seen.append(list(named(discovery.expand(settings))))
         if len(seen) == times:
             enough.set()
-        if refuse:
-            raise ConfigError("not so")
+        if error is not None:
+            raise error
+        discovery.attend(settings)
 
     discovery = Discovery(apply, resolve=names)
     settings = config(QUICK)
@@ -159,11 +179,109 @@ def test_without_an_answer_at_first_there_are_no_endpoints_until_there_is_one():
     assert seen == [[], ["vllm-10.0.0.5"]]
 
 
-def test_addresses_that_are_refused_do_not_end_the_looking(caplog: pytest.LogCaptureFixture):
-    names = Names(["10.0.0.5"], ["10.0.0.6"], ["10.0.0.7"])
-    seen = asyncio.run(applied(names, 3, refuse=True))
-    assert len(seen) == 3
-    assert "addresses cannot be used" in [record.getMessage() for record in caplog.records]
+@pytest.mark.parametrize("error", [ConfigError("not so"), ValueError("a bug")])
+def test_addresses_that_are_refused_are_tried_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+):
+    names = Names(["10.0.0.5"], ["10.0.0.5", "10.0.0.6"])
+    seen = asyncio.run(applied(names, 4, error=error))
+    assert seen == [["vllm-10.0.0.5"], *[["vllm-10.0.0.5", "vllm-10.0.0.6"]] * 3]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert told == ["addresses cannot be used"]
+
+
+class Silent:
+    """A resolver that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer = asyncio.Event()
+
+    async def __call__(self, _host: str) -> list[str]:
+        self.asked += 1
+        await self.answer.wait()
+        return ["10.0.0.5"]
+
+
+def test_of_a_resolver_that_hangs_one_thing_at_a_time_is_asked():
+    async def main() -> None:
+        names, applied = Silent(), asyncio.Event()
+        discovery = Discovery(lambda _: applied.set(), resolve=names, patience_s=0.01)
+        await discovery.prepare(config(QUICK))
+        assert named(discovery.expand(config(QUICK))) == {}
+        discovery.attend(config(QUICK))
+        for _ in range(3):  # a reload waits for no host that is looked up already
+            await discovery.prepare(config(QUICK))
+        await asyncio.sleep(0.5)
+        assert names.asked == 1
+        names.answer.set()  # late, but an answer
+        async with asyncio.timeout(20):
+            await applied.wait()
+        assert names.asked == 1
+        assert named(discovery.expand(config(QUICK))) == {"vllm-10.0.0.5": "http://10.0.0.5:8000/x"}
+        await discovery.close()
+
+    asyncio.run(main())
+
+
+def test_looking_up_ends_at_once_though_the_resolver_hangs():
+    async def main() -> None:
+        discovery = Discovery(lambda _: None, resolve=Silent(), patience_s=0.01)
+        await discovery.prepare(config(QUICK))
+        discovery.attend(config(QUICK))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await discovery.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_refused_configuration_had_found_is_looked_up_anew():
+    async def main() -> None:
+        names = Names(["10.0.0.5"], ["10.0.0.6"])
+        discovery = Discovery(lambda _: None, resolve=names)
+        discovery.attend(config(FIXED))
+        for address in ("10.0.0.5", "10.0.0.6"):  # nobody attends to the first
+            await discovery.prepare(config(FOUND))
+            assert list(named(discovery.expand(config(FOUND)))) == [f"vllm-{address}"]
+        await discovery.close()
+
+    asyncio.run(main())
+
+
+def test_a_host_that_was_never_found_is_looked_up_soon_whatever_is_said():
+    async def main() -> None:
+        applied = asyncio.Event()
+        names = Names(OSError("not yet"), ["10.0.0.5"])
+        discovery = Discovery(lambda _: applied.set(), resolve=names)
+        hourly = config({**FOUND, "discover": "1h"})
+        await discovery.prepare(hourly)
+        discovery.attend(hourly)
+        async with asyncio.timeout(20):
+            await applied.wait()
+        await discovery.close()
+
+    asyncio.run(main())
+
+
+def test_a_host_is_looked_up_off_the_loops_threads():
+    async def main() -> list[str]:
+        asyncio.get_running_loop().set_default_executor(_Refusing())
+        return await resolve("localhost")
+
+    assert asyncio.run(main()) in (["127.0.0.1"], ["::1"])  # never both: that is one host's engine
+
+
+class _Refusing(ThreadPoolExecutor):
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("the loop has few threads")
+
+
+def test_a_host_without_an_address_is_an_error():
+    with pytest.raises(OSError):  # noqa: PT011 - the resolver's own words
+        asyncio.run(resolve("nobody.invalid"))
+    with pytest.raises(UnicodeError):
+        asyncio.run(resolve("a" * 300))
 
 
 def test_hosts_that_nobody_asks_for_any_more_are_forgotten():

@@ -16,6 +16,7 @@ from forebay.gateway.keeper import Keeper
 from forebay.gateway.trials import HOLDOUT, Assigned, Trial, Trials
 from forebay.policies.contracts import Finish, Outcome, Route
 from forebay.policies.experiments.ramp import Decision, State
+from forebay.scheduler.health import State as Condition
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ class FakePool:
         self.name = section.name
         self.allow = frozenset[str]()
         view = SimpleNamespace(usable=usable, in_flight=0, limit=8)
-        health = SimpleNamespace(drained=False)
+        health = SimpleNamespace(drained=False, state=Condition.UP)
         self.endpoints = {
             e.name: SimpleNamespace(name=e.name, view=view, health=health)
             for e in section.endpoints
@@ -403,3 +404,17 @@ def test_a_state_of_other_arms_that_is_found_late_begins_a_new_run(run: Run):
         assert shelf.kept["t"].state.arms == ("one", "three")
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("state", "down"), [(Condition.STARTING, frozenset[str]()), (Condition.DOWN, {"two"})]
+)
+def test_an_arm_is_not_down_before_it_was_looked_at(state: Condition, down: frozenset[str]):
+    (trial,) = trials()
+    candidate: Any = trial.pool.endpoints["b"]
+    candidate.view, candidate.health = (
+        SimpleNamespace(usable=False),
+        SimpleNamespace(**vars(candidate.health)),
+    )
+    candidate.health.state = state
+    assert trial.down() == down

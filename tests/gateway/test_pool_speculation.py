@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from forebay.gateway.config import sections
+from forebay.gateway.endpoint import Endpoint
 from forebay.gateway.speculation import PoolSpeculation
 from forebay.policies.contracts import Outcome, Placement, Request, Route
+from forebay.scheduler.speculation import Reading
 
 WEEK = 7 * 86_400.0
 
 
+SECTION = sections.Pool.model_validate(
+    {
+        "name": "p",
+        "models": ["m"],
+        "endpoints": [
+            {"name": "e", "engine": "vllm", "url": "http://e:1", "speculative": "eagle3"}
+        ],
+    }
+)
+
+
 def pool() -> PoolSpeculation:
-    return PoolSpeculation(
-        sections.Pool.model_validate(
-            {
-                "name": "p",
-                "models": ["m"],
-                "endpoints": [
-                    {"name": "e", "engine": "vllm", "url": "http://e:1", "speculative": "eagle3"}
-                ],
-            }
-        )
-    )
+    return PoolSpeculation(SECTION)
 
 
 def end(own: PoolSpeculation, kind: str, tpot: float, *, at: float, speculative: bool) -> None:
@@ -72,3 +77,19 @@ def test_a_gain_that_shrinks_drifts_below_its_average_of_about_a_week():
 
     end(own, "chat", 0.01 * 0.98 + 0.06 * 0.02, at=2 * WEEK, speculative=True)
     assert own.drifts() == {"chat": pytest.approx((now - usual) / 2.718281828)}
+
+
+def test_what_is_known_of_an_endpoints_drafts_goes_with_it():
+    section = SECTION.endpoints[0]
+    stays, goes = (
+        Endpoint(section.model_copy(update={"name": name}), SECTION.health, cast("Any", None))
+        for name in ("stays", "goes")
+    )
+
+    own = pool()
+    own.show([stays, goes])
+    for endpoint in (stays, goes):
+        own.read(endpoint, Reading(rate=0.01, length=1.0), 1.0)
+    own.show([stays])
+    own.show([stays, goes])  # another process, at the same address
+    assert (stays.view.speculates, goes.view.speculates) == (False, True)

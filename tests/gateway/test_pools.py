@@ -146,3 +146,31 @@ def test_a_reload_of_the_order_keeps_what_is_known_of_prefixes():
     assert known is not None
     assert pool.prefix is known
     assert pool.dispatcher.ordering.name == "fcfs"
+
+
+@pytest.mark.interpreted
+def test_who_joins_others_passes_a_probe_before_it_gets_anything():
+    pool = pool_of()
+    (first,) = pool.endpoints.values()
+    sections = [first.section, first.section.model_copy(update={"name": "e1"})]
+    section = pool.section.model_copy(update={"endpoints": tuple(sections)})
+    new = Endpoint(sections[1], section.health, cast("Any", None))
+    pool.take(section, [first, new], shared=Shared())
+    pool.wake(0.0)
+    assert (first.view.usable, new.view.usable) == (True, False)
+
+    change = new.health.probe_passed(1.0)
+    assert change is not None
+    pool.upkeep.moved(new, change, 1.0)
+    assert (new.view.usable, new.view.share) == (True, 0.1)
+
+
+@pytest.mark.interpreted
+def test_who_joins_nobody_may_be_asked_at_once():
+    pool = pool_of()
+    (first,) = pool.endpoints.values()
+    pool.take(pool.section, [first], shared=Shared())
+    first.view.usable = False
+    new = Endpoint(first.section, pool.section.health, cast("Any", None))
+    pool.take(pool.section, [new], shared=Shared())
+    assert new.view.usable

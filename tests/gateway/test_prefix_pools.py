@@ -433,3 +433,44 @@ def test_the_admin_view_shows_it():
     assert shown["guard"]["slowed"] is False
     assert shown["warming"]["hot"] == 0
     assert [source["endpoint"] for source in shown["sources"]] == ["e0", "e1"]
+
+
+# -- endpoints that come and go --------------------------------------------------------------------
+
+
+def test_what_still_runs_on_an_endpoint_that_left_teaches_nothing():
+    live = Live()
+    live.play(words(1), endpoint="e1")
+    ends = [Placement(live.request(words(n), now=1.0), "e1", 1, 1.0) for n in (2, 3)]
+    for placement in ends:
+        live.prefix.placed(placement)
+    live.prefix.tick(1e3, ("e0", "e1"))  # its hopes are given up: no byte has come for long
+    live.prefix.left("e1")
+    for placement in ends:
+        live.prefix.began(placement, 1e3)
+        outcome = Outcome(placement.request.id, "p", "x", "acme", status=200)
+        outcome.first_byte, outcome.prompt_tokens, outcome.cached_tokens = 1e3, 256, 0
+        live.prefix.released(placement, outcome, 1e3)
+        assert live.prefix.expected(placement.request.id) is None
+    assert live.prefix.index.held("e1") == 0
+    assert live.prefix.learned.capacity("e1") == live.prefix.learned.capacity("new")
+    assert live.play(words(2), endpoint="e1", now=1e3) == 0
+
+
+def test_of_endpoints_that_are_not_there_little_is_kept():
+    one, other = Live(), Live()
+    outbox = Outbox()
+    one.prefix.share(outbox)
+    for number in range(100):
+        one.prefix.probed(f"gone-{number}", Probe("vllm"))
+        one.play(words(number), endpoint=f"gone-{number}")
+    deltas = read(write(outbox.take()))
+    assert len(deltas) == 100
+    for delta in deltas:
+        other.prefix.heard(delta)
+    for number in range(100):
+        other.prefix.probed(f"gone-{number}", Probe("vllm"))
+    found = [n for n in range(100) if other.prefix.index.held(f"gone-{n}")]
+    assert found == [*range(36, 100)]
+    other.prefix.left("gone-99")
+    assert not other.prefix.index.held("gone-99")

@@ -208,6 +208,15 @@ def test_a_return_makes_the_breaker_patient_again():
     assert health.next_tick(30.0) == 40.0
 
 
+def test_an_endpoint_that_joins_others_passes_a_probe_first_and_starts_small():
+    health = Health(SETTINGS, optimistic=True)
+    health.join()
+    assert not health.usable
+    health.probe_passed(5.0)
+    assert (health.usable, health.share(5.0)) == (True, 0.1)
+    assert health.share(5.0 + SETTINGS.slow_start) == 1.0
+
+
 def test_an_endpoint_that_was_there_from_the_start_starts_whole():
     health, _ = after("pass")
 
