@@ -13,6 +13,14 @@ import pytest
 import yaml
 
 from forebay.gateway.config import load
+from forebay.gateway.config.idle import find_idle
+from forebay.gateway.config.sections import Config
+from forebay.gateway.discovery import expanded
+from forebay.gateway.pools import Pool
+from forebay.gateway.status import take_snapshot
+from forebay.gateway.telemetry.histogram import Histogram
+from forebay.gateway.telemetry.labels import LabelSpace
+from forebay.gateway.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -22,8 +30,13 @@ VALUES = {
     "FOREBAY_STATE_URL": "redis://valkey:6379/0",
     "FOREBAY_STATE_SECRET": "the-same-on-all-replicas-of-it",
 }
+NOWHERE = {"name": "e", "engine": "vllm", "url": "http://nowhere.example:8000", "discover": "5s"}
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
 UNIT = (DEPLOY / "systemd" / "forebay.service").read_text("utf-8")
+
+
+def _nobody(_pool: str, _endpoint: str, _state: str) -> None:
+    pass
 
 
 def loaded(path: Path) -> Any:
@@ -51,9 +64,8 @@ def compose() -> Any:
 @pytest.mark.parametrize("place", ["kubernetes", "compose"])
 def test_a_configuration_says_where_state_goes_and_keeps_metrics_from_callers(place: str):
     config = loaded(DEPLOY / place / "forebay.yaml")
-    (folder,) = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
-    assert Path(config.state.ledger).is_relative_to(folder)
-    assert Path(config.state.experiments).is_relative_to(folder)
+    assert config.state.url is not None
+    assert find_idle(config, 0.0) == []
     assert config.server.metrics == "admin"
     assert config.server.admin is not None
     assert config.server.admin.key
@@ -64,6 +76,26 @@ def test_all_values_a_configuration_wants_are_in_the_example_of_secrets():
     text = (KUBERNETES / "secrets.env.example").read_text("utf-8")
     wanted = re.findall(r"\$\{(\w+)\}", (KUBERNETES / "forebay.yaml").read_text("utf-8"))
     assert set(re.findall(r"^(\w+)=", text, re.MULTILINE)) == set(wanted) == set(VALUES)
+
+
+def test_secrets_that_are_put_in_go_into_no_commit_and_no_image():
+    assert "secrets.env" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert "**/secrets.env" in (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+
+
+def test_a_pool_without_an_address_is_told_of_as_one_that_is_down():
+    settings = {"version": 1, "pools": [{"name": "p", "models": ["m"], "endpoints": [NOWHERE]}]}
+    config = expanded(Config.model_validate(settings), {})
+    (section,) = config.pools
+    assert section.endpoints == ()
+    pool = Pool(section, seed=1, itl=Histogram((1.0,)), changed=_nobody)
+    snapshot = take_snapshot([pool], now=0.0)
+    text = Metrics(LabelSpace.from_config(config)).render("", snapshot)[1].decode()
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text("utf-8"))
+    (down,) = [r for r in rules["groups"][0]["rules"] if r.get("alert") == "ForebayPoolDown"]
+    names = re.findall(r"forebay_\w+", down["expr"])
+    shown = [name for name in names if f'{name}{{pool="p"' in text]
+    assert shown == ["forebay_queue_requests"]
 
 
 def test_a_pods_ports_are_the_servers():

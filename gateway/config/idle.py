@@ -141,6 +141,9 @@ def _whole(config: Config) -> Found:
             yield ("plans", name), "does nothing: no tenant has this plan"
     if "timeout" in config.state.model_fields_set and config.state.url is None:
         yield ("state", "timeout"), "does nothing without 'url'"
+    for key in ("ledger", "experiments") if config.state.url is not None else ():
+        if key in config.state.model_fields_set:
+            yield ("state", key), "does nothing: what it is for is kept at 'url'"
     if "sample" in config.telemetry.model_fields_set and config.telemetry.otlp is None:
         yield ("telemetry", "sample"), "does nothing without 'otlp'"
 

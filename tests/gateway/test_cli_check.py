@@ -131,6 +131,16 @@ KEY = f"'{digest_of('fb_x')}'"
         (file_of(rest="tenants: []"), "tenants", "is empty: nobody needs a key"),
         (file_of(rest="state: {timeout: 1s}"), "state.timeout", "does nothing without 'url'"),
         (
+            file_of(rest="state: {url: 'redis://r', ledger: usage.db}"),
+            "state.ledger",
+            "does nothing: what it is for is kept at 'url'",
+        ),
+        (
+            file_of(rest="state: {url: 'redis://r', experiments: folder}"),
+            "state.experiments",
+            "does nothing: what it is for is kept at 'url'",
+        ),
+        (
             file_of(rest="telemetry: {sample: 10%}"),
             "telemetry.sample",
             "does nothing without 'otlp'",
