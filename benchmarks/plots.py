@@ -102,26 +102,32 @@ def dots(axes: Axes, series: Mapping[str, Sequence[float]], colours: list[str]) 
 def kernels() -> Figure:
     """Decode by batch, prefill by shape, and both inside vLLM."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(5, 5, 4))
-    rows = [
-        row
-        for row in table("kernels/decode.csv")
-        if row["model"] == "L3-8B" and (row["kv"], row["q"], row["length"]) == ("bf16", "1", "4096")
-    ]
-    batches = [row["batch"] for row in rows]
-    peers = {"ours": "us", "FlashAttention 3": "flash_attn_3", "vLLM's Triton": "vllm_triton"}
-    colours = [OURS, FIRST_PEER, PLAIN]
-    for (name, column), colour in zip(peers.items(), colours, strict=True):
+    peers = {
+        "ours": ("decode_flashinfer", "us", OURS),
+        "FlashAttention 3": ("decode_flashinfer", "flash_attn_3", FIRST_PEER),
+        "FlashInfer": ("decode_flashinfer", "flashinfer_fa2", SECOND_PEER),
+        "vLLM's Triton": ("decode", "vllm_triton", PLAIN),
+    }
+    for name, (run, column, colour) in peers.items():
+        rows = [row for row in table(f"kernels/{run}.csv") if is_plain_decode(row)]
         share = [100 * float(row["floor_us"]) / float(row[column]) for row in rows]
-        left.plot(batches, share, "o-", label=name, color=colour)
+        left.plot([row["batch"] for row in rows], share, "o-", label=name, color=colour)
     left.set(title="decode, 32 / 8 heads, 4k cached", xlabel="batch", ylim=(0, 115))
     left.set_ylabel("% of the rate of a copy")
     left.legend(loc="lower right")
 
-    told = table("kernels/prefill_flashinfer.csv")
-    told = [row for row in told if (row["kv"], row["page"]) == ("bf16", "16")]
-    shapes = [f"{size(row['chunk'])} + {size(row['prefix'])}" for row in told]
-    columns = {"ours": "tflops", "FlashAttention 3": "flash_attn_3", "FlashInfer": "flashinfer_fa3"}
-    rates = {name: [float(row[column]) for row in told] for name, column in columns.items()}
+    rates: dict[str, list[float]] = {}
+    runs = {
+        "ours": ("prefill", "tflops"),
+        "FlashAttention 3": ("prefill", "flash_attn_3"),
+        "FlashInfer": ("prefill_flashinfer", "flashinfer_fa3"),
+    }
+    shapes: list[str] = []
+    for name, (run, column) in runs.items():
+        rows = [row for row in table(f"kernels/{run}.csv") if row["kv"] == "bf16"]
+        rows = [row for row in rows if row["page"] == "16"]
+        shapes = [f"{size(row['chunk'])} + {size(row['prefix'])}" for row in rows]
+        rates[name] = [float(row[column]) for row in rows]
     bars(middle, shapes, rates, [OURS, FIRST_PEER, SECOND_PEER])
     middle.set(title="prefill, pages of 16", xlabel="new + cached tokens", ylabel="TFLOP/s")
     middle.set_ylim(0, 800)
@@ -131,9 +137,15 @@ def kernels() -> Figure:
     for row in table("kernels/vllm_serve.csv"):
         rounds[row["backend"]].append(float(row["mean_tpot_ms"]))
     names = {"CUSTOM": "ours", "FLASH_ATTN": "FLASH_ATTN", "TRITON_ATTN": "TRITON_ATTN"}
-    dots(right, {names[way]: rounds[way] for way in names}, colours)
+    dots(right, {names[way]: rounds[way] for way in names}, [OURS, FIRST_PEER, PLAIN])
     right.set(title="vLLM 0.26, 8 B, five rounds", ylabel="ms a token", ylim=(8, 9))
     return figure
+
+
+def is_plain_decode(row: dict[str, str]) -> bool:
+    """Tell whether a row is of one new token after 4k, 32 / 8 heads, bf16."""
+    said = tuple(row[name] for name in ("model", "kv", "q", "length"))
+    return said == ("L3-8B", "bf16", "1", "4096")
 
 
 def size(tokens: str) -> str:
