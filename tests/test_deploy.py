@@ -78,6 +78,12 @@ def test_all_values_a_configuration_wants_are_in_the_example_of_secrets():
     assert set(re.findall(r"^(\w+)=", text, re.MULTILINE)) == set(wanted) == set(VALUES)
 
 
+def test_the_examples_values_are_enough_for_a_check():
+    lines = (KUBERNETES / "secrets.env.example").read_text("utf-8").split()
+    values = dict(line.split("=", 1) for line in lines)
+    assert find_idle(load.read((KUBERNETES / "forebay.yaml").read_text("utf-8"), values), 0.0) == []
+
+
 def test_secrets_that_are_put_in_go_into_no_commit_and_no_image():
     assert "secrets.env" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert "**/secrets.env" in (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
