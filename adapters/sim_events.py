@@ -184,6 +184,8 @@ def _attach(socket: zmq.SyncSocket, endpoint: str) -> None:
     if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > 65535:
         # ZMQ would take its lower 16 bits.
         raise OSError(f"KV events cannot be published at {endpoint}: no such port")
+    if "[" in endpoint:
+        socket.ipv6 = True
     if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
         socket.bind(endpoint)
     else:

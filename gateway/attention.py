@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 ENGINE = "engine"
 """What `tokenizer` is where engines are asked."""
 _CUTTING = ("vllm", "sglang")
+_ALL = ("tcp://*:", "tcp://[::]:")
+"""How addresses begin that are all of this host's: nothing can be reached there."""
 
 
 class Attention:
@@ -189,7 +191,7 @@ def watch_of(section: Events, block_tokens: int, ticket: int) -> Watch:
     return Watch(
         ticket,
         tuple(shifted(section.address, rank) for rank in ranks),
-        section.bind or "*" in section.address or "::" in section.address,
+        section.bind or section.address.startswith(_ALL),
         () if section.replay is None else tuple(shifted(section.replay, rank) for rank in ranks),
         section.topic,
         block_tokens,

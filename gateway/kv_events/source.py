@@ -44,8 +44,7 @@ class Publisher(Holding):
         self._until = 0.0
         self._waiting: Batch | None = None
         self._verified = False
-        self.live = context.socket(zmq.SUB)
-        self.live.set_hwm(HIGH_WATER)
+        self.live = _socket(context, zmq.SUB, watch.addresses[number])
         self.live.setsockopt(zmq.SUBSCRIBE, watch.topic.encode())
         self.monitor = self.live.get_monitor_socket(_LOST | _BACK)
         self.replay: zmq.SyncSocket | None = None
@@ -55,8 +54,7 @@ class Publisher(Holding):
             (self.live.bind if watch.bind else self.live.connect)(address)
             if watch.replay:
                 address = watch.replay[number]
-                self.replay = context.socket(zmq.DEALER)
-                self.replay.set_hwm(HIGH_WATER)
+                self.replay = _socket(context, zmq.DEALER, address)
                 self.replay.connect(address)
         except zmq.ZMQError as error:
             self.close()
@@ -220,9 +218,16 @@ class Publisher(Holding):
         assert self.replay is not None
         address = self.replay.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay.close(linger=0)
-        self.replay = self._context.socket(zmq.DEALER)
-        self.replay.set_hwm(HIGH_WATER)
+        self.replay = _socket(self._context, zmq.DEALER, address)
         self.replay.connect(address)
+
+
+def _socket(context: zmq.Context[zmq.SyncSocket], kind: int, address: str) -> zmq.SyncSocket:
+    socket = context.socket(kind)
+    socket.set_hwm(HIGH_WATER)
+    if "[" in address:  # ZMQ has IPv6 switched off, and then waits for ever
+        socket.setsockopt(zmq.IPV6, 1)
+    return socket
 
 
 class Source(Holdings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -70,14 +71,27 @@ class Told:
         self.held.clear()
 
 
-class Rig:
-    """A publisher over ipc, and a source that reads it in this process."""
+def two_of_ipv6() -> list[str]:
+    """Return addresses with ports that are free now."""
+    with socket.socket(socket.AF_INET6) as one, socket.socket(socket.AF_INET6) as other:
+        try:
+            one.bind(("::1", 0))
+            other.bind(("::1", 0))
+        except OSError as error:
+            pytest.skip(f"this machine has no IPv6: {error}")
+        return [f"tcp://[::1]:{each.getsockname()[1]}" for each in (one, other)]
 
-    def __init__(self, folder: Path, *, replay: bool, ranks: int = 1) -> None:
+
+class Rig:
+    """A publisher over ipc or IPv6, and a source that reads it in this process."""
+
+    def __init__(self, folder: Path, *, replay: bool, ranks: int = 1, ipv6: bool = False) -> None:
         self.context = zmq.Context[zmq.SyncSocket]()
         self.told = Told()
         self.addresses = [f"ipc://{folder}/live{n}" for n in range(ranks)]
         self.replays = [f"ipc://{folder}/replay{n}" for n in range(ranks)]
+        if ipv6:
+            self.addresses[0], self.replays[0] = two_of_ipv6()
         self._replay = replay
         self.publishers = [self.open(n) for n in range(ranks)]
         self.source = Source(self.watch(1), self.context)
@@ -133,6 +147,12 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
 both = pytest.mark.parametrize(
     "rig", [{"replay": True}, {"replay": False}], indirect=True, ids=["replay", "no replay"]
 )
+everywhere = pytest.mark.parametrize(
+    "rig",
+    [{"replay": True}, {"replay": True, "ipv6": True}],
+    indirect=True,
+    ids=["ipc", "IPv6"],
+)
 
 
 @both
@@ -157,6 +177,7 @@ def lose(rig: Rig, *events: dict[str, Any]) -> None:
     publisher._live = live
 
 
+@everywhere
 def test_what_was_missed_is_replayed(rig: Rig):
     (publisher,) = rig.publishers
     publisher.publish([stored(1, 2, 3, 4)])
