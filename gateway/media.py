@@ -97,7 +97,7 @@ def media_of(body: AnyBody, route: Route) -> Media:
     text = bytes(raw)
     if text.find(b"[", 1) < 0 and b'"output"' not in text:  # no message has parts
         return NONE
-    if wire.is_crumbled(text):
+    if wire.is_crumbled(raw):
         return NONE
     try:
         return _sum(_inside(message, deeper=True) for message in _messages(text))
@@ -158,6 +158,8 @@ class StandIns:
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with a digest for each in it that is no text, as long as its text."""
+        if isinstance(message.get("content"), str) and "output" not in message:
+            return message
         return self._inside(message, {}, deeper=True)
 
     def _inside(

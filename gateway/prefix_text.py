@@ -35,7 +35,7 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     of which a digest stands there.
     """
     if route in _CONVERSATIONS:
-        if any(wire.is_crumbled(bytes(body.members.get(name, b""))) for name in _READ):
+        if _is_crumbled(body):
             return b""  # none is asked for twice, and each would hold up everybody
         pieces: list[bytes] = []
         for name in _HEAD:
@@ -55,6 +55,14 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[reportUnknownVariableType]  # any JSON
     return b"" if prompt is None else _canonical(prompt)
+
+
+def _is_crumbled(body: AnyBody) -> bool:
+    for name in _READ:
+        member = body.members.get(name)
+        if member is not None and wire.is_crumbled(member):
+            return True
+    return False
 
 
 def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:

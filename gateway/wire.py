@@ -32,6 +32,8 @@ MOST_MEMBERS = 1000
 _MOST_SCANNED = 64 << 10
 """Bytes of values that may be looked through token by token: 20 ms."""
 
+_SMALL = 128 << 10
+"""Bytes in which there cannot be too many values."""
 _MOST_OBJECTS = 50_000
 _MOST_COMMAS = 1_000_000
 
@@ -111,12 +113,15 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
     return Body(raw, members, _scan(raw, members, known) if spans is None else spans)
 
 
-def is_crumbled(member: bytes) -> bool:
+def is_crumbled(member: bytes | msgspec.Raw) -> bool:
     """Tell whether a member may be of more values than can be looked at without holding up others.
 
     Text counts, too: of code or tables there may be some megabytes.
     """
-    return member.count(b"{") > _MOST_OBJECTS or member.count(b",") > _MOST_COMMAS
+    if memoryview(member).nbytes <= _SMALL:
+        return False
+    text = bytes(member)
+    return text.count(b"{") > _MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
 
 
 def _too_many() -> InvalidRequest:
