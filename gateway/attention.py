@@ -63,7 +63,8 @@ class Attention:
         for prefix in self._cutters.keys() - known.keys():
             self._cutters.pop(prefix).close()
         for prefix, pool in known.items():
-            if prefix not in self._cutters and wants_cutter(prefix):
+            # How it cuts depends on the engines, which a name may have none of as yet.
+            if prefix not in self._cutters and pool.endpoints and wants_cutter(prefix):
                 prefix.cutter = self._cutters[prefix] = self._make_cutter(pool, prefix)
         if store is not None and known:
             self._share(store)

@@ -99,9 +99,15 @@ def _discovered(endpoint: dict[str, object], place: Place) -> Found:
         yield (*place, "discover"), "needs http: a certificate is for a name, not for an address"
     host = _host(url)
     told = _mapping(endpoint.get("events")) or {"address": endpoint.get("events")}
+    if told.get("bind") is True:
+        yield (
+            (*place, "events", "bind"),
+            "cannot be used: all addresses would be listened for at one",
+        )
     for name in ("address", "replay"):
         address = told.get(name)
-        if isinstance(address, str) and address.startswith("tcp://") and _host(address) != host:
+        fixed = isinstance(address, str) and address.startswith(("tcp://", "ipc://"))
+        if fixed and _host(cast("str", address)) != host:
             yield (
                 (*place, "events"),
                 "must be at the url's host, or each address's would be the same",

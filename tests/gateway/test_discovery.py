@@ -306,6 +306,11 @@ def test_hosts_that_nobody_asks_for_any_more_are_forgotten():
             "engine: vllm, url: 'http://a.example', events: 'tcp://b.example:5557'",
             "events: must be at the url's host",
         ),
+        ("engine: vllm, url: 'http://a', events: 'ipc:///a'", "events: must be at the url's host"),
+        (
+            "engine: vllm, url: 'http://a', events: {address: 'tcp://a:1', bind: true}",
+            "events.bind: cannot be used: all addresses would be listened for at one",
+        ),
         (
             "engine: vllm, url: 'http://a', events: {address: 'tcp://a:1', replay: 'tcp://b:2'}",
             "events: must be at the url's host",
