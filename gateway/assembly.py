@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.gateway.config import sections
 
     from .prefix_sharing import Sharing
+    from .shared_limits import SharedLimits
     from .telemetry.metrics import Metrics
 
 _CONTROL_CONNECT_S = 2.0
@@ -57,6 +58,8 @@ class Assembly:
         self._shared = Shared()
         self._attention = Attention(self.http)
         self._store: str | None = None
+        self.limits: SharedLimits | None = None
+        """Divided with other replicas, where there is a store."""
 
     def build(self, config: sections.Config) -> Built:
         """Make what the configuration names; raises ConfigError and changes nothing."""
@@ -110,8 +113,22 @@ class Assembly:
         self._retired = [pool for name, pool in before.items() if name not in self.pools]
         self._watch()
         self._attention.attend(self.pools.values(), self._store)
+        self._divide_limits()
         for pool in self.pools.values():
             pool.wake(now)
+
+    def _divide_limits(self) -> None:
+        if self._store is None or self.limits is not None:
+            return
+        # redis takes 100 ms to import, so only who shares pays for it.
+        from .shared_limits import SharedLimits  # noqa: PLC0415 - see above
+
+        self.limits = SharedLimits(
+            self._store,
+            lambda: self.pools.values(),  # noqa: PLW0108 - each configuration has others
+            now=self._now,
+        )
+        self.limits.start()
 
     def recheck(self) -> None:
         """Refuse what waits for something that no longer exists."""
@@ -173,6 +190,8 @@ class Assembly:
             monitor.cancel()
         await asyncio.gather(*(monitor.closed() for monitor in self._monitors.values()))
         await self._attention.close()
+        if self.limits is not None:
+            await self.limits.close()
         for pool in self.pools.values():
             pool.close()
             for endpoint in pool.endpoints.values():

@@ -45,10 +45,13 @@ class Endpoint:
         self.probe: Probe | None = None
         self.window: AdaptiveWindow | None = None
         """Finds the limit, where the configuration says `auto`."""
+        self.total = section.max_in_flight or DEFAULT_LIMIT
+        """What it takes at once, of all replicas together; `view.limit` is this one's part."""
+        self._part: int | None = None
         self.view = EndpointView(
             name=section.name,
             engine=section.engine,
-            limit=section.max_in_flight or DEFAULT_LIMIT,
+            limit=self.total,
             usable=True,  # until a probe says otherwise: a start must not refuse what comes at once
         )
 
@@ -57,24 +60,44 @@ class Endpoint:
         """What must stay the same for an endpoint to outlive a reload."""
         return (self.name, self.section.url, self.section.engine, self.target.key)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas may use it, up to a limit that is known."""
+        return self.section.url is not None and self.window is None
+
+    @property
+    def part_is_less(self) -> bool:
+        """Whether others have a part of what it takes."""
+        return self._part is not None and self._part < self.total
+
+    def take_part(self, part: int | None) -> None:
+        """Take what this replica may use of it now; None: all of it."""
+        self._part = part
+        self._limit_to(self.total)
+
+    def _limit_to(self, total: int) -> None:
+        self.total = total
+        self.view.limit = total if self._part is None else min(total, self._part)
+
     def configure(self, section: sections.Endpoint, window: WindowSettings) -> None:
         """Take a section of the same identity; `window` is how `auto` finds a limit."""
         self.section = section
         if section.max_in_flight == AUTO:
             if self.window is None or self.window.settings != window:
                 self.window = AdaptiveWindow(window)
+            self._part = None
             self.view.limit = self.window.limit
             return
         self.window = None
         said = None if self.probe is None else self.probe.limit
-        self.view.limit = section.max_in_flight or said or DEFAULT_LIMIT
+        self._limit_to(section.max_in_flight or said or DEFAULT_LIMIT)
 
     def adopt(self, probe: Probe) -> bool:
         """Take over what a probe says; True when the engine is a new process."""
         before, self.probe = self.probe, probe
         view = self.view
         if self.section.max_in_flight is None:
-            view.limit = probe.limit or DEFAULT_LIMIT
+            self._limit_to(probe.limit or DEFAULT_LIMIT)
         served = frozenset(card.name for card in probe.models)
         view.models = frozenset() if probe.any_model else served
         view.routes = probe.routes

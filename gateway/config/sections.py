@@ -168,8 +168,8 @@ class Endpoint(Section):
     key: Secret | None = Field(default=None, description="the engine's own API key")
     max_in_flight: Limit | None = Field(
         default=None,
-        description="requests at once, or `auto`: found by the engine's times; default: what the "
-        "engine says, else 256",
+        description="requests at once, of all replicas together, or `auto`: found by the engine's "
+        "times; default: what the engine says, else 256",
     )
     events: EventsOrAddress | None = Field(
         default=None,

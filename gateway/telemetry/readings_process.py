@@ -126,6 +126,11 @@ GATEWAY: Scope[Snapshot] = Scope(
             "1 while replicas cannot tell each other of prefixes",
             lambda s: s.prefix_sharing.away,
         ),
+        gauge(
+            "forebay_limits_away",
+            "1 while replicas cannot divide endpoints' limits anew",
+            lambda s: s.limits_away,
+        ),
         counter(
             "forebay_prefix_deltas_heard_total",
             "notes of other replicas of where prefixes went",

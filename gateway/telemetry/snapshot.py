@@ -278,6 +278,8 @@ class Snapshot:
     experiments: tuple[ExperimentStatus, ...] = ()
     experiments_away: bool = False
     prefix_sharing: SharingStatus = SharingStatus()
+    limits_away: bool = False
+    """Endpoints' limits cannot be divided anew among replicas."""
     version: str = ""
     started_unix_s: float = 0.0
 

@@ -1,0 +1,151 @@
+"""Replicas divide what endpoints take: `max_in_flight` is of all of them together.
+
+    PREFIX:{limits}:POOL:ENDPOINT:URL    who uses an endpoint, with what each claims and needs
+
+Every `EVERY_S`, and sooner while somebody waits who might have more, a replica says what it has in
+flight and waiting, and is told what it may have now (`shared_limits.lua`, one step for all). While
+the store is away each keeps what it was last granted; one that has never been told has the whole.
+Limits that are found (`auto`) are left alone: what an engine slows down by is felt by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from redis.exceptions import NoScriptError, RedisError
+
+from .quota.redis_store import connect, patiently
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .endpoint import Endpoint
+    from .pools import Pool
+
+    Asked = Sequence[tuple[Pool, Endpoint, int]]
+    """Endpoints, each with how many more requests it would get if it could."""
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 0.25
+SOON_S = 0.05
+"""While requests wait that may have more than this replica's part."""
+BELIEVED_S = 5
+"""A replica that has said nothing for so long is not there."""
+TIMEOUT_S = 0.5
+AWAY_S = 1.0
+"""Between attempts while the store is away."""
+_AT_ONCE = 100
+"""Endpoints of a call: the store does nothing else meanwhile."""
+_SCRIPT = files("forebay.gateway").joinpath("shared_limits.lua")
+
+
+class SharedLimits:
+    """Divides limits with other replicas. For the loop's thread."""
+
+    def __init__(
+        self,
+        url: str,
+        pools: Callable[[], Iterable[Pool]],
+        *,
+        now: Callable[[], float],
+        prefix: str = "forebay",
+    ) -> None:
+        self.away = False
+        """The store does not answer: parts are what they were."""
+        self._pools = pools
+        self._now = now
+        self._client: Any = connect(url, TIMEOUT_S)
+        self._keys = f"{prefix}:{{limits}}"
+        self._replica = uuid4().hex
+        self._script = _SCRIPT.read_text()
+        self._sha: str | None = None
+        self._claimed: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Give up what is claimed, and end."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if not self.away:
+            try:
+                for key in self._claimed:
+                    await self._within("HDEL", key, self._replica)
+            except (RedisError, OSError, TimeoutError):
+                logger.warning("places are given up late: the store is away")
+        await self._client.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                asked = self._asked()
+                for start in range(0, len(asked), _AT_ONCE):
+                    await self.divide(asked[start : start + _AT_ONCE])
+            except (RedisError, OSError, TimeoutError) as error:
+                self._lost(error)
+                await asyncio.sleep(AWAY_S)
+            except Exception:
+                logger.exception("dividing limits failed")
+                await asyncio.sleep(AWAY_S)
+            else:
+                if self.away:
+                    self.away = False
+                    logger.info("limits are divided again")
+                wants_more = any(more and endpoint.part_is_less for _, endpoint, more in asked)
+                await asyncio.sleep(SOON_S if wants_more else EVERY_S)
+
+    def _lost(self, error: Exception) -> None:
+        if not self.away:
+            self.away = True
+            told = {"reason": type(error).__name__}
+            logger.warning("limits are not divided anew: the store is away", extra=told)
+
+    def _asked(self) -> Asked:
+        asked: list[tuple[Pool, Endpoint, int]] = []
+        for pool in self._pools():
+            shared = [each for each in pool.endpoints.values() if each.is_shared]
+            more = -(-len(pool.waiting) // len(shared)) if shared else 0
+            asked += [(pool, endpoint, more) for endpoint in shared]
+        return asked
+
+    async def divide(self, asked: Asked) -> None:
+        """Say what is had and wanted, and take what is granted."""
+        if not asked:
+            return
+        keys = [f"{self._keys}:{p.name}:{e.name}:{e.section.url}" for p, e, _ in asked]
+        numbers = [n for _, e, more in asked for n in (e.total, e.view.in_flight, more)]
+        self._claimed.update(keys)
+        answers = await self._evaluate(keys, (self._replica, BELIEVED_S, *numbers))
+        grown: set[Pool] = set()
+        for (pool, endpoint, _), granted, replicas in zip(
+            asked, answers[::2], answers[1::2], strict=True
+        ):
+            before = endpoint.view.limit
+            endpoint.take_part(granted if replicas > 1 else None)
+            if endpoint.view.limit > before:
+                grown.add(pool)
+        for pool in grown:
+            pool.wake(self._now())
+
+    async def _evaluate(self, keys: list[str], arguments: tuple[Any, ...]) -> list[int]:
+        call = (len(keys), *keys, *arguments)
+        if self._sha is not None:
+            try:
+                return await self._within("EVALSHA", self._sha, *call)
+            except NoScriptError:
+                pass  # the server was restarted
+        self._sha = await patiently(self._client.script_load(self._script), TIMEOUT_S)
+        return await self._within("EVALSHA", self._sha, *call)
+
+    async def _within(self, *command: object) -> Any:
+        return await patiently(self._client.execute_command(*command), TIMEOUT_S)
