@@ -86,11 +86,23 @@ class Trial:
 
     def take(self, state: State) -> None:
         """Take the shares that a state gives the arms."""
-        self.weights = tuple(weights(self.plan, state).items())
+        self.weights = tuple(self._there(weights(self.plan, state)).items())
         self.stage = stage_key(state)
         back = self.plan.candidates if state.phase == "rolled_back" else state.out
         self.gone = frozenset(name for arm in back for name in self.endpoints.get(arm, ()))
         self.rest = self._rest()
+
+    def _there(self, shares: dict[str, float]) -> dict[str, float]:
+        """Let the control have what goes to arms whose names have no address, or none as yet.
+
+        What fails there would say nothing against them, and take them back for good.
+        """
+        for arm in self.plan.candidates:
+            where = self.section.arms[arm]
+            if (where.endpoints or where.pool is not None) and not self.views(arm):
+                shares[self.plan.control] += shares[arm]
+                shares[arm] = 0.0
+        return shares
 
     def _rest(self) -> Place | None:
         mine = self.section.arms[self.plan.control].endpoints

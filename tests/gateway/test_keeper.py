@@ -418,3 +418,14 @@ def test_an_arm_is_not_down_before_it_was_looked_at(state: Condition, down: froz
     )
     candidate.health.state = state
     assert trial.down() == down
+
+
+def test_an_arm_whose_name_has_no_address_gets_nothing_until_it_has():
+    made = config()
+    pools = {pool.name: FakePool(pool) for pool in made.pools}
+    there = pools["p"].endpoints.pop("b")
+    (trial,) = Trials(made, pools).all  # type: ignore[arg-type] - as above
+    assert trial.weights == (("one", 1.0), ("two", 0.0))
+    pools["p"].endpoints["b"] = there
+    (trial,) = Trials(made, pools).all  # type: ignore[arg-type] - as above
+    assert trial.weights == (("one", 0.5), ("two", 0.5))
