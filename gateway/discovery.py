@@ -240,6 +240,8 @@ class Discovery:
         self._failing: set[str] = set()
         self._tasks: dict[tuple[str, float], asyncio.Task[None]] = {}
         self._lookups: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._coming: frozenset[str] = frozenset()
+        """Hosts of a configuration that is prepared, while another is in force."""
         self._due = False
         """Addresses are known that have not been applied."""
         self._refused = ""
@@ -247,7 +249,7 @@ class Discovery:
     async def prepare(self, config: Config) -> None:
         """Look up hosts that are not looked up already, before a configuration is applied."""
         followed = {host for host, _ in self._tasks}
-        new = hosts_of(config).keys() - followed
+        self._coming = new = frozenset(hosts_of(config).keys() - followed)
         for host in new:  # what a configuration had found that was refused
             self._addresses.forget(host)
         await asyncio.gather(*map(self._look_up, new))
@@ -257,16 +259,21 @@ class Discovery:
         return expanded(config, self._addresses.known)
 
     def attend(self, config: Config) -> None:
-        """Look up the hosts of this configuration, which is in force, and no others."""
+        """Look up the hosts of this configuration, which is in force, and no others.
+
+        What is prepared at the same time is let be: it comes into force after this one.
+        """
         self._config = config
         self._due, self._refused = False, ""
         wanted = hosts_of(config)
         for key in self._tasks.keys() - wanted.items():
             self._tasks.pop(key).cancel()
-        for host in self._addresses.known.keys() - wanted:
+        self._coming -= wanted.keys()
+        asked = wanted.keys() | self._coming
+        for host in self._addresses.known.keys() - asked:
             self._addresses.forget(host)
-        self._failing &= wanted.keys()
-        for host in self._lookups.keys() - wanted:
+        self._failing &= asked
+        for host in self._lookups.keys() - asked:
             self._lookups.pop(host).cancel()
         for key in wanted.items() - self._tasks.keys():
             self._tasks[key] = asyncio.get_running_loop().create_task(self._follow(*key))

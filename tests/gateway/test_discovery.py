@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -292,6 +293,50 @@ def test_hosts_that_nobody_asks_for_any_more_are_forgotten():
         discovery.attend(config(FOUND))
         discovery.attend(config(FIXED))
         assert named(discovery.expand(config(FOUND))) == {}
+        await discovery.close()
+
+    asyncio.run(main())
+
+
+class Slowly:
+    """Answers for one host when told to, for others at once: a new address each time."""
+
+    def __init__(self, slow: str) -> None:
+        self._slow = slow
+        self._others = itertools.count(1)
+        self.answer = asyncio.Event()
+
+    async def __call__(self, host: str) -> list[str]:
+        if host == self._slow:
+            await self.answer.wait()
+            return ["10.0.0.5"]
+        return [f"10.0.1.{next(self._others)}"]
+
+
+def test_addresses_that_change_while_a_reload_looks_up_leave_it_what_it_finds():
+    async def main() -> None:
+        names = Slowly("slow.svc")
+        changed = asyncio.Event()
+
+        def apply(settings: Config) -> None:
+            discovery.attend(settings)
+            changed.set()
+
+        discovery = Discovery(apply, resolve=names)
+        await discovery.prepare(config(QUICK))
+        discovery.attend(config(QUICK))
+        slow = {**QUICK, "name": "slow", "url": "http://slow.svc:8000"}
+        quick = {**QUICK, "name": "quick", "url": "http://quick.svc:8000"}
+        later = config(slow, quick)
+        preparing = asyncio.create_task(discovery.prepare(later))
+        async with asyncio.timeout(20):
+            await changed.wait()  # the former configuration, with another address
+            names.answer.set()
+            await preparing
+        assert [name.partition("-")[0] for name in named(discovery.expand(later))] == [
+            "slow",
+            "quick",
+        ]
         await discovery.close()
 
     asyncio.run(main())
