@@ -7,13 +7,29 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
 
 from .heads import KnownHeads
+from .messages import Limits
 from .protocol import HttpProtocol, Phase
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from .messages import Host, Limits
+    from forebay.gateway.config.sections import Config
+
+    from .messages import Host
+
+
+def limits_of(config: Config) -> Limits:
+    """Return what a connection may do."""
+    server = config.server
+    return Limits(
+        max_body=server.max_body,
+        max_header=server.max_header,
+        header_timeout=server.header_timeout,
+        body_timeout=server.body_timeout,
+        keep_alive=server.keep_alive,
+        client_stall=server.client_stall,
+    )
 
 
 class Connections:

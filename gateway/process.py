@@ -16,14 +16,13 @@ from forebay.policies.contracts import ConfigError
 from .app import App
 from .assembly import Assembly
 from .chores import Chores
-from .connections import Connections
+from .connections import Connections, limits_of
 from .discovery import Discovery, resolve
 from .draining import Drain
 from .experimenting import Experiments
 from .keys import Keys
 from .listening import bind, stop, url_of
 from .local import LocalAnswers, Scrape
-from .messages import Limits
 from .operations import Operations
 from .prefix_status import sharing_status
 from .quota.metering import Metering
@@ -56,19 +55,6 @@ TICK = 0.1
 CHECKS = 0.25
 """Seconds between looks at time limits; they may be late by as much."""
 SWEEP = 1.0
-
-
-def limits_of(config: Config) -> Limits:
-    """Return what a connection may do."""
-    server = config.server
-    return Limits(
-        max_body=server.max_body,
-        max_header=server.max_header,
-        header_timeout=server.header_timeout,
-        body_timeout=server.body_timeout,
-        keep_alive=server.keep_alive,
-        client_stall=server.client_stall,
-    )
 
 
 class Process:
