@@ -71,7 +71,12 @@ class Endpoint:
         return self._part is not None and self._part < self.total
 
     def take_part(self, part: int | None) -> None:
-        """Take what this replica may use of it now; None: all of it."""
+        """Take what this replica may use of it now; None: all of it.
+
+        Where the limit came to be found (`auto`) since it was asked for, there is no part.
+        """
+        if self.window is not None:
+            return
         self._part = part
         self._limit_to(self.total)
 

@@ -65,6 +65,7 @@ class SharedLimits:
         self._script = _SCRIPT.read_text()
         self._sha: str | None = None
         self._claimed: set[str] = set()
+        """Keys to give up at the end; what is asked for no more is given up by saying nothing."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -89,6 +90,7 @@ class SharedLimits:
         while True:
             try:
                 asked = self._asked()
+                self._claimed &= {self._key(pool, endpoint) for pool, endpoint, _ in asked}
                 for start in range(0, len(asked), _AT_ONCE):
                     await self.divide(asked[start : start + _AT_ONCE])
             except (RedisError, OSError, TimeoutError) as error:
@@ -118,11 +120,14 @@ class SharedLimits:
             asked += [(pool, endpoint, more) for endpoint in shared]
         return asked
 
+    def _key(self, pool: Pool, endpoint: Endpoint) -> str:
+        return f"{self._keys}:{pool.name}:{endpoint.name}:{endpoint.section.url}"
+
     async def divide(self, asked: Asked) -> None:
         """Say what is had and wanted, and take what is granted."""
         if not asked:
             return
-        keys = [f"{self._keys}:{p.name}:{e.name}:{e.section.url}" for p, e, _ in asked]
+        keys = [self._key(pool, endpoint) for pool, endpoint, _ in asked]
         numbers = [n for _, e, more in asked for n in (e.total, e.view.in_flight, more)]
         self._claimed.update(keys)
         answers = await self._evaluate(keys, (self._replica, BELIEVED_S, *numbers))

@@ -8,10 +8,11 @@ import pytest
 from tests.asking import a_request
 
 from forebay.gateway.config.sections import Config
-from forebay.gateway.endpoint import Endpoint
+from forebay.gateway.endpoint import AUTO, Endpoint
 from forebay.gateway.pools import Pool
 from forebay.gateway.scheduling import Shared
 from forebay.gateway.telemetry.histogram import Histogram
+from forebay.scheduler.window_adaptive import WindowSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,3 +175,16 @@ def test_who_joins_nobody_may_be_asked_at_once():
     new = Endpoint(first.section, pool.section.health, cast("Any", None))
     pool.take(pool.section, [new], shared=Shared())
     assert new.view.usable
+
+
+@pytest.mark.interpreted
+def test_a_part_that_comes_after_the_limit_is_found_is_not_taken():
+    (endpoint,) = pool_of().endpoints.values()
+    endpoint.take_part(1)
+    auto = endpoint.section.model_copy(update={"max_in_flight": AUTO})
+    endpoint.configure(auto, WindowSettings())
+    found = endpoint.view.limit
+
+    endpoint.take_part(3)
+
+    assert (endpoint.view.limit, endpoint.part_is_less) == (found, False)

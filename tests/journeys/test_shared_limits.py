@@ -109,3 +109,18 @@ def test_a_found_limit_is_not_divided(go: Go, kit: Kit, redis_server: RedisServe
                 assert await statuses(ask(one, kit, 3)) == {200}
 
     go(run())
+
+
+def test_what_has_left_is_claimed_no_more(go: Go, kit: Kit, redis_server: RedisServer):
+    async def run() -> None:
+        async with kit.engine(kit.whole(WHOLE)) as engine:
+            sections = [engine.section(name="e0"), engine.section(name="e1")]
+            state = {"url": redis_server.url, "timeout": 5.0}
+            async with kit.running(kit.config(sections, state=state)) as one:
+                limits = one.process._assembly.limits
+                assert limits is not None
+                await until(lambda: len(limits._claimed) == 2)
+                one.process.apply(kit.config(sections[:1], state=state))
+                await until(lambda: len(limits._claimed) == 1)
+
+    go(run())
