@@ -147,6 +147,11 @@ def test_a_pod_runs_as_the_images_user_and_may_write_where_the_image_does():
     assert mounts[folder] == "state"
 
 
+def test_a_pod_is_given_nothing_of_the_clusters():
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["enableServiceLinks"] is False
+
+
 def test_a_pod_may_hold_all_that_the_server_buffers():
     (container,) = pod()["containers"]
     most = loaded(KUBERNETES / "forebay.yaml").server.max_buffered
