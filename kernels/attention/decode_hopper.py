@@ -3,7 +3,7 @@
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
 # ruff: noqa: ANN001, ANN201, ANN202, N803, N806, PLR0913, PLR0915, PLR0917, RUF059
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
-"""Stage 1 of decode for 64 rows and more on Hopper, written in Gluon, Triton's lower level.
+"""Stage 1 of decode for more than 32 rows on Hopper, written in Gluon, Triton's lower level.
 
 For trees, and for verify steps of many tokens times query heads: the same items, rows and states as
 `decode_split_kernel`, two warps that copy and one or two groups of four that compute 64 rows each

@@ -30,8 +30,8 @@ class DecodeConfig:
 
     resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
     fused: states of a sequence, on average, up to which the last program merges them; 0: never.
-    hopper: tokens of a tile in the Gluon kernels, of decode_narrow under 64 rows and decode_hopper
-    from 64 on, which run where they apply; hopper_stages: their buffers of keys, and of values;
+    hopper: tokens of a tile in the Gluon kernels, of decode_narrow up to 32 rows and decode_hopper
+    past that, which run where they apply; hopper_stages: their buffers of keys, and of values;
     hopper_resident: as resident, of theirs.
     hoist: let the compiler work out before the loop over items what does not change in it.
     """

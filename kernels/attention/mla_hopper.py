@@ -3,7 +3,7 @@
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
 # ruff: noqa: ANN001, ANN201, ANN202, C901, N803, N806, PLR0913, PLR0915, PLR0917
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
-"""Stage 1 of MLA decode for 64 rows and more on Hopper, written in Gluon, Triton's lower level.
+"""Stage 1 of MLA decode for more than 32 rows on Hopper, written in Gluon, Triton's lower level.
 
 The same walk as `mla_split_kernel`, with two things that Triton does not let a kernel say. Scores
 are divided between the two warpgroups (Triton has both work out all of them, because a dot whose

@@ -3,7 +3,7 @@
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
 # ruff: noqa: ANN001, ANN201, ANN202, N803, PLR0913, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
-"""Stage 1 of MLA decode in Triton; mla_hopper has the one for 64 rows and more on Hopper.
+"""Stage 1 of MLA decode in Triton; on Hopper mla_narrow and mla_hopper have their own.
 
 A tile of cached rows is loaded once and serves both products. With PARTS 2 two programs share a
 row's output: each works out all scores and multiplies them with its own columns.

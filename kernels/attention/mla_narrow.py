@@ -3,7 +3,7 @@
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
 # ruff: noqa: ANN001, ANN201, ANN202, FURB136, N803, N806, PLR0913, PLR0915, PLR0917, RUF059
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
-"""Stage 1 of MLA decode for under 64 rows on Hopper, written in Gluon, Triton's lower level.
+"""Stage 1 of MLA decode for up to 32 rows on Hopper, written in Gluon, Triton's lower level.
 
 Few rows leave nothing to compute but reading: one warp keeps the copy engine busy, four compute.
 Both products have the cached rows on the left, where the tensor cores take 64 at a time, and the

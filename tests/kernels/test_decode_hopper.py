@@ -2,7 +2,7 @@
 # (torch and triton are not installed where types are checked)
 # ruff: noqa: E402
 # (skip before importing what needs them)
-"""Decode's Gluon kernel, for 64 rows and more: Triton's interpreter does not run Gluon."""
+"""Decode's Gluon kernel, for more than 32 rows: Triton's interpreter does not run Gluon."""
 
 import math
 from typing import Any

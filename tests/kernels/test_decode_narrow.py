@@ -2,7 +2,7 @@
 # (torch and triton are not installed where types are checked)
 # ruff: noqa: E402
 # (skip before importing what needs them)
-"""Decode's Gluon kernel for under 64 rows: Triton's interpreter does not run Gluon."""
+"""Decode's Gluon kernel for up to 32 rows: Triton's interpreter does not run Gluon."""
 
 import math
 from dataclasses import replace
