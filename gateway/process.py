@@ -114,6 +114,7 @@ class Process:
         try:
             self._listener = await bind(self.connections.accept, server.host, server.port)
         except ConfigError:
+            await self._assembly.close()  # replicas would miss its places for a while
             await self.experiments.close()
             await self.metering.close()
             raise

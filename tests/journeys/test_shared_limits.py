@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.conftest import until
 
+from forebay.gateway.process import Process
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -122,5 +124,22 @@ def test_what_has_left_is_claimed_no_more(go: Go, kit: Kit, redis_server: RedisS
                 await until(lambda: len(limits._claimed) == 2)
                 one.process.apply(kit.config(sections[:1], state=state))
                 await until(lambda: len(limits._claimed) == 1)
+
+    go(run())
+
+
+def test_one_that_cannot_listen_keeps_no_places(go: Go, kit: Kit, redis_server: RedisServer):
+    async def run() -> None:
+        async with kit.engine(kit.whole(WHOLE)) as engine:
+            state = {"url": redis_server.url, "timeout": 5.0}
+            settings = kit.config([engine.section(max_in_flight=6)], state=state)
+            async with kit.running(settings) as one:
+                taken = settings.server.model_copy(update={"port": one.port})
+                other = Process(settings.model_copy(update={"server": taken}))
+                assert await other.run() == 1
+                limits = other._assembly.limits
+                assert limits is not None
+                assert limits._task is None
+                await until(lambda: limit(one) == 6)
 
     go(run())
