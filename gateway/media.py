@@ -35,7 +35,8 @@ _LITTLE_TEXT = 256
 Text may take a third of what is estimated for its bytes, or four times that. Beside much of it, the
 difference would be taken for pictures, and one tenant's language count in all tenants' limits.
 """
-_SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
+SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
+"""Members of a body that hold a conversation, by its route."""
 _KEYS = (
     *("image_url", "input_audio", "video_url", "audio_url", "file", "file_data", "source"),
     *("image_embeds", "audio_embeds"),
@@ -91,7 +92,7 @@ def media_of(body: AnyBody, route: Route) -> Media:
     if isinstance(body, Form):
         files = body.sizes("file")
         return Media(len(files), sum(files))
-    raw = body.members.get(_SAID.get(route, ""))
+    raw = body.members.get(SAID.get(route, ""))
     if raw is None:
         return NONE
     text = bytes(raw)

@@ -9,15 +9,13 @@ import msgspec
 from forebay.policies.contracts import Route
 
 from . import wire
-from .media import StandIns
+from .media import SAID, StandIns
 
 if TYPE_CHECKING:
     from .intake import AnyBody
 
-_CONVERSATIONS = frozenset({Route.CHAT, Route.MESSAGES, Route.RESPONSES})
 _HEAD = ("system", "instructions", "tools")
 _END = b"\x1e"
-_SAID = {Route.CHAT: "messages", Route.MESSAGES: "messages", Route.RESPONSES: "input"}
 _READ = (*_HEAD, "messages", "input")
 _SHAPING = (
     *("system", "instructions", "tools", "tool_choice"),
@@ -34,14 +32,14 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     Key order and white space of the JSON do not count; what an image is called does,
     of which a digest stands there.
     """
-    if route in _CONVERSATIONS:
+    if route in SAID:
         if _is_crumbled(body):
             return b""  # none is asked for twice, and each would hold up everybody
         pieces: list[bytes] = []
         for name in _HEAD:
             if name in body.members:
                 pieces += (_canonical(body.get(name)), _END)
-        said = body.get("input" if route is Route.RESPONSES else "messages")
+        said = body.get(SAID[route])
         if isinstance(said, list):
             stand_ins = StandIns()
             for message in said:  # type: ignore[reportUnknownVariableType]  # any JSON
@@ -73,7 +71,7 @@ def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:
     """
     if route is Route.COMPLETIONS:
         return _beginning_of_text(body.get("prompt"), size)
-    name = _SAID.get(route)
+    name = SAID.get(route)
     if name is None:
         return None
     heads = (len(_canonical(body.get(head))) + 1 for head in _HEAD if head in body.members)

@@ -191,14 +191,24 @@ def test_addresses_that_are_refused_are_tried_again(
     assert told == ["addresses cannot be used"]
 
 
+OTHER = {**QUICK, "name": "other", "url": "http://other.svc:8000"}
+
+
 class Silent:
-    """A resolver that does not answer until it is told to."""
+    """A resolver that does not answer until it is told to, but of the other host."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.answer = asyncio.Event()
+        self.others = 0
+        self.meanwhile = asyncio.Event()
 
-    async def __call__(self, _host: str) -> list[str]:
+    async def __call__(self, host: str) -> list[str]:
+        if host != HOST:
+            self.others += 1
+            if self.others == 5:
+                self.meanwhile.set()
+            return ["10.0.2.1"]
         self.asked += 1
         await self.answer.wait()
         return ["10.0.0.5"]
@@ -208,12 +218,14 @@ def test_of_a_resolver_that_hangs_one_thing_at_a_time_is_asked():
     async def main() -> None:
         names, applied = Silent(), asyncio.Event()
         discovery = Discovery(lambda _: applied.set(), resolve=names, patience_s=0.01)
-        await discovery.prepare(config(QUICK))
-        assert named(discovery.expand(config(QUICK))) == {}
-        discovery.attend(config(QUICK))
+        both = config(QUICK, OTHER)
+        await discovery.prepare(both)
+        assert list(named(discovery.expand(both))) == ["other-10.0.2.1"]
+        discovery.attend(both)
         for _ in range(3):  # a reload waits for no host that is looked up already
-            await discovery.prepare(config(QUICK))
-        await asyncio.sleep(0.5)
+            await discovery.prepare(both)
+        async with asyncio.timeout(20):
+            await names.meanwhile.wait()  # as often as this one would have been asked
         assert names.asked == 1
         names.answer.set()  # late, but an answer
         async with asyncio.timeout(20):
