@@ -73,7 +73,7 @@ class Drafts:
         return self._most if now is None else min(self._most, int(now))
 
     def _padded(self, draft: list[int], room: int) -> list[int]:
-        """All requests of a step must bring equally many, where the engine does not see to that."""
+        """Fill a draft up where the engine does not: equally many a request, but near its end."""
         if not draft or hasattr(self, "pad_draft_tokens_for_cuda_graph"):
             return draft
         return draft + [0] * (room - len(draft))

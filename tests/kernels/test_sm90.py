@@ -25,6 +25,7 @@ pytestmark = [
 
 PROGRAM = """
 import json
+import os
 from dataclasses import replace
 import torch
 from forebay.kernels.aot import compile_only
@@ -146,21 +147,37 @@ with compile_only() as compiled:
     states = empty(2, 64, 32, 128, dtype=bf16), empty(2, 64, 32, dtype=f32)
     merge_states(out_a=states[0][0], lse_a=states[1][0], out_b=states[0][1], lse_b=states[1][1])
     note("merge")
-    # What an engine sees in a day: batches, table widths, chunk sizes, all by the same kernels.
-    for batch in (1, 2, 7, 16, 33):
-        for columns in (1, 17, 512):
-            cache = paged(bf16, 16)
-            cache = replace(cache, seq_lens=empty(batch), block_table=empty(batch, columns))
+
+    def a_day():
+        # What an engine sees: batches, table widths, chunk sizes, all by the same kernels.
+        compiled.clear()
+        for batch in (1, 2, 7, 16, 33):
+            for columns in (1, 17, 512):
+                cache = paged(bf16, 16)
+                cache = replace(cache, seq_lens=empty(batch), block_table=empty(batch, columns))
+                for policy in ("occupancy", "balanced"):
+                    paged_decode(
+                        query=query(batch), cache=cache, max_seq_len=16 * columns, policy=policy
+                    )
+                paged_prefill(query=query(batch * 37), cache=cache, cu_query=empty(batch + 1))
+        variants = {}
+        for k in compiled:
+            variants.setdefault(k.name, set()).add(k.key)
+        return {name: len(keys) for name, keys in variants.items()}
+
+    asked = a_day()
+    del os.environ["FOREBAY_NARROW_DECODE"]  # what runs unless it is asked for
+    unasked = a_day()
+    compiled.clear()
+    for page in (16, 64):
+        for rows in (1, 4, 8):
             for policy in ("occupancy", "balanced"):
                 paged_decode(
-                    query=query(batch), cache=cache, max_seq_len=16 * columns, policy=policy
+                    query=query(8 * rows), cache=paged(bf16, page), max_seq_len=4096,
+                    max_query_len=rows, policy=policy,
                 )
-            paged_prefill(query=query(batch * 37), cache=cache, cu_query=empty(batch + 1))
-    variants = {}
-    for k in compiled:
-        variants.setdefault(k.name, set()).add(k.key)
-    variants = {name: len(keys) for name, keys in variants.items()}
-    found = {"kernels": found, "variants": variants, "plans": plans}
+                note(f"decode unasked {rows} page {page} {policy}")
+    found = {"kernels": found, "asked": asked, "unasked": unasked, "plans": plans}
 print(json.dumps(found))
 """
 
@@ -303,13 +320,21 @@ def test_decode_leaves_room_for_two_programs_on_an_sm(compiled: Any) -> None:
     assert crowded == []
 
 
-def test_a_days_shapes_need_few_compilations(report: Any) -> None:
-    variants = report["variants"]
+@pytest.mark.parametrize(
+    ("how", "kernel"), [("asked", "decode_narrow_kernel"), ("unasked", "decode_split_kernel")]
+)
+def test_a_days_shapes_need_few_compilations(report: Any, how: str, kernel: str) -> None:
+    variants = report[how]
     assert variants == {
-        "decode_narrow_kernel": 5,  # one split; several or planned, merged on the way or afterwards
+        kernel: 5,  # one split; several or planned, merged on the way or afterwards
         "decode_merge_kernel": variants["decode_merge_kernel"],
         "plan_kernel": variants["plan_kernel"],
         "prefill_hopper_kernel": 1,
     }
     assert variants["decode_merge_kernel"] <= 4
     assert variants["plan_kernel"] <= 3
+
+
+def test_the_ordinary_step_runs_tritons_kernel_unless_another_is_asked_for(compiled: Any) -> None:
+    ran = {k["kernel"] for n, k in kernels(compiled) if n.startswith("decode unasked")}
+    assert ran == {"decode_split_kernel", "decode_merge_kernel", "plan_kernel"}
