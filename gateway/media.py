@@ -15,7 +15,6 @@ from xxhash import xxh3_128_hexdigest
 
 from forebay.policies.contracts import Route
 
-from . import wire
 from .multipart import Form
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def media_of(body: AnyBody, route: Route) -> Media:
     text = bytes(raw)
     if text.find(b"[", 1) < 0 and b'"output"' not in text:  # no message has parts
         return NONE
-    if wire.is_crumbled(raw):
+    if body.crumbled:
         return NONE
     try:
         return _sum(_inside(message, deeper=True) for message in _messages(text))
@@ -134,18 +133,19 @@ def _in_parts(content: bytes, *, deeper: bool) -> Media:
             continue
         for key in _KEYS:
             raw = getattr(part, key)
-            if raw is not UNSET and _is_medium(key, text := bytes(raw)):
-                count, size = count + 1, size + len(text)
+            if raw is not UNSET and _is_medium(key, raw):
+                count, size = count + 1, size + memoryview(raw).nbytes
         if deeper and (part.content is not UNSET or part.output is not UNSET):
             inner = _inside(part, deeper=False)
             count, size = count + inner.number, size + inner.size
     return Media(count, size)
 
 
-def _is_medium(key: str, text: bytes) -> bool:
-    """Tell whether a member's value, as JSON, is one: a document's source may be text or parts."""
+def _is_medium(key: str, value: Raw) -> bool:
+    """Tell whether a member's value is one: a document's source may be text or parts."""
     if key != "source":
-        return text != b"null"
+        return memoryview(value).nbytes != 4 or bytes(value) != b"null"
+    text = bytes(value)
     return text.startswith(b"{") and bytes(_source(text).type) not in (b'"text"', b'"content"')
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _HEAD = ("system", "instructions", "tools")
 _END = b"\x1e"
-_READ = (*_HEAD, "messages", "input")
 _SHAPING = (
     *("system", "instructions", "tools", "tool_choice"),
     *("chat_template_kwargs", "reasoning_effort", "reasoning"),
@@ -33,7 +32,7 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     of which a digest stands there.
     """
     if route in SAID:
-        if _is_crumbled(body):
+        if isinstance(body, wire.Body) and body.crumbled:
             return b""  # none is asked for twice, and each would hold up everybody
         pieces: list[bytes] = []
         for name in _HEAD:
@@ -53,14 +52,6 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[reportUnknownVariableType]  # any JSON
     return b"" if prompt is None else _canonical(prompt)
-
-
-def _is_crumbled(body: AnyBody) -> bool:
-    for name in _READ:
-        member = body.members.get(name)
-        if member is not None and wire.is_crumbled(member):
-            return True
-    return False
 
 
 def beginning(route: Route, body: AnyBody, size: int) -> dict[str, Any] | None:

@@ -49,7 +49,7 @@ Span = tuple[str, int, int, int]
 class Body:
     """A JSON object as it came, with its top-level members."""
 
-    __slots__ = ("members", "raw", "spans")
+    __slots__ = ("_crumbled", "members", "raw", "spans")
 
     def __init__(
         self, raw: bytes, members: Mapping[str, msgspec.Raw], spans: Sequence[Span]
@@ -57,6 +57,18 @@ class Body:
         self.raw = raw
         self.members = members
         self.spans = spans
+        self._crumbled: bool | None = None if len(raw) > _SMALL else False
+
+    @property
+    def crumbled(self) -> bool:
+        """Whether it may be of more values than can be looked at without holding up others.
+
+        Text counts, too: of code or tables there may be some megabytes.
+        """
+        if self._crumbled is None:
+            raw = self.raw
+            self._crumbled = raw.count(b"{") > _MOST_OBJECTS or raw.count(b",") > _MOST_COMMAS
+        return self._crumbled
 
     @property
     def names(self) -> Collection[str]:
@@ -111,17 +123,6 @@ def read(raw: bytes, known: frozenset[str]) -> Body:
         raise _too_many()
     spans = _walk(raw, members)
     return Body(raw, members, _scan(raw, members, known) if spans is None else spans)
-
-
-def is_crumbled(member: bytes | msgspec.Raw) -> bool:
-    """Tell whether a member may be of more values than can be looked at without holding up others.
-
-    Text counts, too: of code or tables there may be some megabytes.
-    """
-    if memoryview(member).nbytes <= _SMALL:
-        return False
-    text = bytes(member)
-    return text.count(b"{") > _MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
 
 
 def _too_many() -> InvalidRequest:
