@@ -198,10 +198,11 @@ class Bench:
 
 
 LEAST = [1]
+"""Calls of a graph at least, as `--calls` says."""
 
 
 def run(calls: Callable[[int], Any], count: int) -> float:
-    """Time a call over all sets, in turn, in a graph of at least so many calls as was asked for."""
+    """Time a call over all sets, in turn, as often as makes LEAST calls of a graph."""
     rounds = -(-LEAST[0] // count)
     return time_rotating([lambda i=i: calls(i) for i in range(count)] * rounds)
 

@@ -12,6 +12,7 @@ rows (heads times new tokens), in mla_hopper for many.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -98,6 +99,19 @@ def _fits(query: torch.Tensor, latent: torch.Tensor, latent_dim: int, config: Ml
         and (config.block_n, config.parts) == (64, 1)
         and query.stride(0) % 8 == query.stride(1) % 8 == 0
     )
+
+
+def hopper_kernel(latent: torch.Tensor, config: MlaConfig, version: str) -> tuple[Any, Any]:
+    """Return the Gluon kernel for these rows, and the map of pages that few rows are copied by.
+
+    None for both where there is none, as in another Triton, which may lack what makes a map, too.
+    """
+    if config.block_m == 64:
+        return gluon_kernel("mla_hopper", version), None
+    if config.block_m not in NARROW_REGISTERS or gluon_kernel("mla_narrow", version) is None:
+        return None, None
+    pages = page_map(latent.unsqueeze(2), config.block_n)
+    return (None, None) if pages is None else (gluon_kernel("mla_narrow", version), pages)
 
 
 def _workspace(rows: int, latent_dim: int, device: torch.device) -> Workspace:
@@ -202,10 +216,7 @@ def mla_decode(
         "SPLIT": split, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
     }  # fmt: skip
     fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
-    pages = page_map(latent.unsqueeze(2), config.block_n) if fits and config.block_m < 64 else None
-    name = "mla_narrow" if pages is not None else "mla_hopper"
-    fits = fits and (config.block_m == 64 or pages is not None)
-    hopper = gluon_kernel(name, triton.__version__) if fits else None
+    hopper, pages = hopper_kernel(latent, config, triton.__version__) if fits else (None, None)
     if hopper is not None and pages is not None:
         hopper[grid](
             *common[:2], pages, *common[2:], *counts, *strides, **constants, STAGES=2,

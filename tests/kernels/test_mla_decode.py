@@ -4,6 +4,7 @@
 # (skip before importing what needs them; parameters of a test come by name)
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
 from forebay.kernels.attention.launch import gluon_kernel
-from forebay.kernels.attention.mla import MlaConfig, mla_decode, mla_plan
+from forebay.kernels.attention.mla import MlaConfig, hopper_kernel, mla_decode, mla_plan
 from forebay.kernels.attention.reference import mla_decode_reference
 from forebay.kernels.testing import DEVICE, DTYPES, assert_close
 
@@ -133,3 +134,20 @@ def test_the_real_shape_with_the_shipped_configuration(heads: int, plan: bool) -
         lens=[5000, 77, 1024, 9], heads=heads, latent_dim=512, rope=64, dtype=torch.bfloat16,
         plan=plan, config=None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_another_triton_is_asked_for_nothing_of_gluons(rows: int) -> None:
+    """Not for a map of the pages, either, which is made by what it may lack."""
+    latent = torch.empty(4, 64, 576, dtype=torch.bfloat16, device="meta")
+    config = MlaConfig(rows, 64, num_warps=8, num_stages=2, resident=1, hopper=True)
+    assert hopper_kernel(latent, config, "3.3.1") == (None, None)
+
+
+def test_few_rows_over_pages_that_no_map_fits_are_left_to_tritons_kernel() -> None:
+    config = MlaConfig(16, 64, num_warps=8, num_stages=2, resident=1, hopper=True)
+    for page, taken in ((8, False), (16, True), (48, False), (64, True)):
+        latent = torch.empty(4, page, 576, dtype=torch.bfloat16, device="meta")
+        kernel, pages = hopper_kernel(latent, config, "3.6.0")
+        assert (kernel is not None, pages is not None) == (taken, taken)
+        assert hopper_kernel(latent, replace(config, block_m=64), "3.6.0")[0] is not None
