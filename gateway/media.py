@@ -210,7 +210,7 @@ class MediaTokens:
 
     def learn(self, request: Request, outcome: Outcome) -> None:
         """Take in how many tokens an engine has counted of a prompt with some."""
-        if not request.media or not outcome.prompt_tokens:
+        if not request.media or (outcome.prompt_tokens or 0) <= 0:
             return
         text = request.prompt_tokens_estimate - request.media_tokens
         if text > max(_LITTLE_TEXT, request.media_tokens // 8):

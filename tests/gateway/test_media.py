@@ -200,7 +200,8 @@ def test_nothing_is_learnt_of_text_or_of_what_was_not_counted():
     media = MediaTokens()
     media.learn(asked(0, 0), told(90_000))
     media.learn(asked(2, 2048), told(None))
-    media.learn(asked(2, 2048), told(0))
+    for nonsense in (0, -5):
+        media.learn(asked(2, 2048), told(nonsense))
     assert media.tokens == FIRST_GUESS
 
 
