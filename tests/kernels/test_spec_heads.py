@@ -143,6 +143,10 @@ def test_a_state_from_before_a_setting_was_there_is_gone_on_from(target: Path, t
     other = Recipe(method="eagle", steps=4, rows=2, length=16, unrolls=2, decay=0.1)
     with pytest.raises(ValueError, match="another decay"):
         Trainer(model, corpus, other, out=tmp_path).resume()
+    told["recipe"]["warmth"] = 3
+    torch.save(told, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="another warmth"):
+        Trainer(model, corpus, recipe, out=tmp_path).resume()
 
 
 def test_the_layouts_are_those_that_engines_load(target: Path, tmp_path: Path):

@@ -143,7 +143,8 @@ class Trainer:
         # What an older state does not name was as it is when nothing is said.
         before = asdict(Recipe(self.recipe.method)) | told["recipe"]
         if before != mine:
-            other = sorted(name for name in mine if before[name] != mine[name])
+            names = before.keys() | mine.keys()  # a newer state may name what this one has not
+            other = sorted(name for name in names if before.get(name) != mine.get(name))
             raise ValueError(f"{path} was trained with another {other[0]}; choose another --out")
         self.head.load_state_dict(told["head"])
         self._optimiser.load_state_dict(told["optimiser"])
