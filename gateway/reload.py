@@ -102,6 +102,8 @@ class Watcher:
         self._interval_s = interval_s
         self._settling = Settling(quiet_s, None if loaded is None else _digest(loaded))
         self._poked = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        """Held from the reading on: what is prepared slowly must not come over what is newer."""
         self._refused: tuple[bytes, str] | None = None
         self._ok = True
         self._unreadable = ""
@@ -117,7 +119,8 @@ class Watcher:
 
     async def reload(self) -> ConfigError | None:
         """Read the file now, changed or not; return why it was refused."""
-        return await self._judge(await asyncio.to_thread(self._content))
+        async with self._one_at_a_time:
+            return await self._judge(await asyncio.to_thread(self._content))
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -126,9 +129,10 @@ class Watcher:
             self._settling.judge(_digest(await asyncio.to_thread(self._content)))
         while True:
             poked = await self._pause()
-            content = await asyncio.to_thread(self._content)
-            if self._settling.due(_digest(content), now()) or poked:
-                await self._judge(content)
+            async with self._one_at_a_time:
+                content = await asyncio.to_thread(self._content)
+                if self._settling.due(_digest(content), now()) or poked:
+                    await self._judge(content)
 
     async def _pause(self) -> bool:
         """Wait for the next look; True when it was asked for."""

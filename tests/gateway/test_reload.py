@@ -284,3 +284,26 @@ def test_a_judged_content_is_not_due_again():
     assert settling.due(b"b", 0.0)
     settling.judge(b"b")
     assert not settling.due(b"b", 9.0)
+
+
+def test_what_is_prepared_slowly_does_not_come_over_what_is_newer(path: Path):
+    async def main() -> None:
+        gateway, begun, go_on = Gateway(), asyncio.Event(), asyncio.Event()
+
+        async def prepare(config: Config) -> None:
+            if config.pools[0].name == "slow":
+                begun.set()
+                await go_on.wait()
+
+        watcher = Watcher(path, apply=gateway.apply, prepare=prepare)
+        put(path, text("slow"))
+        first = asyncio.create_task(watcher.reload())
+        await begun.wait()
+        put(path, text("newer"))
+        second = asyncio.create_task(watcher.reload())
+        await asyncio.wait({second}, timeout=0.2)  # were it let by, it would be done
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert gateway.told == ["slow", "newer"]
+
+    asyncio.run(main())
