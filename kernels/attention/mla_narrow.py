@@ -232,6 +232,7 @@ def mla_narrow_kernel(
     # Latent and rotated rows are two copies: each brings an expectation and a warp's arrivals.
     ready = barriers(STAGES, 66)
     free = barriers(STAGES, 128)
+    fence_async_shared()  # so that the copy engine finds them made
     gl.thread_barrier()
     gl.warp_specialize(
         [

@@ -259,6 +259,8 @@ def test_mla_of_few_heads_takes_pages_by_the_copy_engine(compiled: Any) -> None:
         "mla 32 page 64": 9,
     }
     assert {k["copies"] for _, k in narrow} == {9 * 16}
+    # One of them when barriers are made, before the copy engine is told of them.
+    assert {k["fences"] for _, k in narrow} == {6}
 
 
 def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
