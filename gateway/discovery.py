@@ -246,6 +246,11 @@ class Discovery:
         """Addresses are known that have not been applied."""
         self._refused = ""
 
+    @property
+    def failing(self) -> int:
+        """How many hosts could not be looked up when last asked."""
+        return len(self._failing)
+
     async def prepare(self, config: Config) -> None:
         """Look up hosts that are not looked up already, before a configuration is applied."""
         followed = {host for host, _ in self._tasks}

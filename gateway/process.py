@@ -287,6 +287,7 @@ class Process:
             experiments=self.experiments.status(),
             experiments_away=self.experiments.away,
             prefix_sharing=sharing_status(self._assembly.sharing),
+            hosts_failing=self._discovery.failing,
             limits_away=self._assembly.limits is not None and self._assembly.limits.away,
             version=__version__,
             started_unix_s=self._started,

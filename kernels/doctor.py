@@ -12,6 +12,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; state is `ok`, `missing` or `unsupported`."""
+    """One line of the report; state is `ok`, `missing`, `unsupported` or `off`."""
 
     what: str
     state: str
@@ -86,6 +87,12 @@ def _tuned() -> Finding:
     return Finding("tables", "ok", ", ".join(names))
 
 
+def _narrow() -> Finding:
+    if os.environ.get("FOREBAY_NARROW_DECODE") == "1":
+        return Finding("narrow decode", "ok", "asked for by FOREBAY_NARROW_DECODE")
+    return Finding("narrow decode", "off", "FOREBAY_NARROW_DECODE=1 asks for it on an H200")
+
+
 def _engine(name: str) -> Finding:
     group, how = ENGINES[name]
     if not _installed(name):
@@ -109,6 +116,7 @@ def examine() -> list[Finding]:
         _package("triton"),
         _gpu(),
         _tuned(),
+        _narrow(),
         *(_engine(name) for name in ENGINES),
     ]
 

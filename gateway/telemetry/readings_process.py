@@ -127,6 +127,11 @@ GATEWAY: Scope[Snapshot] = Scope(
             lambda s: s.prefix_sharing.away,
         ),
         gauge(
+            "forebay_discover_failing_hosts",
+            "hosts that could not be looked up when last asked",
+            lambda s: s.hosts_failing,
+        ),
+        gauge(
             "forebay_limits_away",
             "1 while replicas cannot divide endpoints' limits anew",
             lambda s: s.limits_away,

@@ -278,6 +278,8 @@ class Snapshot:
     experiments: tuple[ExperimentStatus, ...] = ()
     experiments_away: bool = False
     prefix_sharing: SharingStatus = SharingStatus()
+    hosts_failing: int = 0
+    """Hosts of endpoints that cannot be looked up."""
     limits_away: bool = False
     """Endpoints' limits cannot be divided anew among replicas."""
     version: str = ""

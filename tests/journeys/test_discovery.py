@@ -32,6 +32,13 @@ async def ask(gateway: Gateway, kit: Kit, times: int) -> list[int]:
     return [(await gateway.ask(kit.post(kit.chat()))).status for _ in range(times)]
 
 
+async def failing(gateway: Gateway, kit: Kit) -> str:
+    """Return how many hosts cannot be looked up, as the metrics have it."""
+    metrics = (await gateway.ask(kit.get("/metrics"))).body.decode()
+    (found,) = re.findall(r"^forebay_discover_failing_hosts (\S+)$", metrics, re.MULTILINE)
+    return found
+
+
 def test_engines_that_come_are_used_and_those_that_go_are_left(go: Go, kit: Kit):
     async def run() -> None:
         there = ["127.0.0.1"]
@@ -115,8 +122,10 @@ def test_without_an_address_callers_are_told_and_the_gateway_runs(go: Go, kit: K
                 )
                 assert (await gateway.ask(kit.get("/readyz"))).status == 200
                 assert (await gateway.ask(kit.get("/readyz?pool=p"))).status == 503
+                assert await failing(gateway, kit) == "1.0"
                 there.append("127.0.0.3")
                 await until(lambda: len(gateway.pool.endpoints) == 1)
+                assert await failing(gateway, kit) == "0.0"
                 assert (await gateway.ask(kit.post(kit.chat()))).status == 200
 
     go(run())

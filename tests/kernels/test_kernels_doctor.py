@@ -15,11 +15,20 @@ def test_each_thing_is_looked_at_once() -> None:
         "triton",
         "gpu",
         "tables",
+        "narrow decode",
         "vllm",
         "sglang",
         "tensorrt_llm",
     ]
-    assert {f.state for f in examine()} <= {"ok", "missing", "unsupported"}
+    assert {f.state for f in examine()} <= {"ok", "missing", "unsupported", "off"}
+
+
+@pytest.mark.parametrize(("said", "state"), [("1", "ok"), ("0", "off"), ("", "off")])
+def test_narrow_decode_is_said_to_run_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, said: str, state: str
+) -> None:
+    monkeypatch.setenv("FOREBAY_NARROW_DECODE", said)
+    assert {f.what: f.state for f in examine()}["narrow decode"] == state
 
 
 def test_the_json_report_agrees_with_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
