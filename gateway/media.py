@@ -210,10 +210,11 @@ class MediaTokens:
 
     def learn(self, request: Request, outcome: Outcome) -> None:
         """Take in how many tokens an engine has counted of a prompt with some."""
-        if not request.media or (outcome.prompt_tokens or 0) <= 0:
+        prompt = outcome.prompt_tokens
+        if not request.media or prompt is None or prompt <= 0:
             return
         text = request.prompt_tokens_estimate - request.media_tokens
         if text > max(_LITTLE_TEXT, request.media_tokens // 8):
             return
-        each = (outcome.prompt_tokens - text) / request.media
+        each = (prompt - text) / request.media
         self.tokens += _WEIGHT * (min(max(each, 1.0), _MOST) - self.tokens)
