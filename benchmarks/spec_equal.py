@@ -70,7 +70,7 @@ class Adversary:
         return []
 
 
-class Unguarded(ForebayDrafter):  # pyright: ignore[reportGeneralTypeIssues]
+class Unguarded(ForebayDrafter):  # pyright: ignore[reportGeneralTypeIssues] - a vLLM that is not there is its base
     """Ours, with several bare rows in one step if it comes to that."""
 
     def __init__(self, vllm_config):

@@ -95,8 +95,8 @@ def media_of(body: AnyBody, route: Route) -> Media:
     if raw is None:
         return NONE
     text = bytes(raw)
-    if text.find(b"[", 1) < 0 and b'"output"' not in text:  # no message has parts
-        return NONE
+    if text.find(b"[", 1) < 0 and (route is not Route.RESPONSES or b'"output"' not in text):
+        return NONE  # no message has parts, nor an output that is one
     if body.crumbled:
         return NONE
     try:

@@ -16,12 +16,11 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from redis.exceptions import RedisError
-
 from forebay.prefixcache.deltas import Outbox, read, snapshot, write
 
 from .prefix_turns import SharedTurn
 from .quota.redis_store import connect, patiently
+from .store_task import GONE, StoreTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,8 +35,6 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 0.5
 EVERY_S = 0.1
 SNAPSHOT_S = 30.0
-AWAY_S = 1.0
-"""Between attempts while the store is away."""
 KEPT = 1000
 """Entries of the stream."""
 MOST_BLOCKS = 50_000
@@ -61,9 +58,6 @@ class Sharing:
         snapshot_s: float = SNAPSHOT_S,
     ) -> None:
         self.outbox = Outbox()
-        self.away = False
-        """Redis does not answer: nothing is told or heard."""
-        self.times_away = 0
         self.heard = 0
         """Deltas of others."""
         self._pools = pools
@@ -76,11 +70,27 @@ class Sharing:
         self._replica = uuid4().hex
         self._last: bytes | None = None
         self._unsent: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._snapshot_due = 0.0
+        self._task = StoreTask(
+            self._turn,
+            lost="prefixes are not shared: the store is away",
+            back="prefixes are shared again",
+        )
+
+    @property
+    def away(self) -> bool:
+        """Redis does not answer: nothing is told or heard."""
+        return self._task.away
+
+    @property
+    def times_away(self) -> int:
+        """How often it went away."""
+        return self._task.times_away
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._snapshot_due = asyncio.get_running_loop().time() + self._snapshot_s
+        self._task.start()
 
     def turn(self, pool: str, endpoint: str) -> SharedTurn:
         """Return an endpoint's turn, where one replica asks for its events for all."""
@@ -100,50 +110,28 @@ class Sharing:
 
     async def close(self) -> None:
         """Tell what is left, write a snapshot, and end."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._task.stop()
         if not self.away:
             try:
                 await self._tell()
                 await self._write_snapshot()
-            except (RedisError, OSError, TimeoutError):
+            except GONE:
                 logger.warning("prefixes could not be handed to other replicas")
         await self._client.aclose()
 
-    async def _run(self) -> None:
+    async def _turn(self) -> float:
+        """Tell and hear, and now and then write a snapshot; return the pause until the next."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._snapshot_s
-        while True:
-            try:
-                if self._last is None:
-                    await self._catch_up()
-                elif self.away:
-                    await self._look_again(self._last)
-                await self._tell()
-                await self._hear()
-                if loop.time() >= due:
-                    due = loop.time() + self._snapshot_s
-                    await self._write_snapshot()
-            except (RedisError, OSError, TimeoutError) as error:
-                self._lost(error)
-                await asyncio.sleep(AWAY_S)
-            except Exception:
-                logger.exception("sharing prefixes failed")
-                await asyncio.sleep(AWAY_S)
-            else:
-                if self.away:
-                    self.away = False
-                    logger.info("prefixes are shared again")
-                await asyncio.sleep(self._every_s)
-
-    def _lost(self, error: Exception) -> None:
-        if not self.away:
-            self.away = True
-            self.times_away += 1
-            told = {"reason": type(error).__name__}
-            logger.warning("prefixes are not shared: the store is away", extra=told)
+        if self._last is None:
+            await self._catch_up()
+        elif self.away:
+            await self._look_again(self._last)
+        await self._tell()
+        await self._hear()
+        if loop.time() >= self._snapshot_due:
+            self._snapshot_due = loop.time() + self._snapshot_s
+            await self._write_snapshot()
+        return self._every_s
 
     async def _call(self, *command: object) -> Any:
         return await patiently(self._client.execute_command(*command), TIMEOUT_S)

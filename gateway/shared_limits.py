@@ -10,15 +10,15 @@ Limits that are found (`auto`) are left alone: what an engine slows down by is f
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from .quota.redis_store import connect, patiently
+from .store_task import GONE, StoreTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,8 +37,6 @@ SOON_S = 0.05
 BELIEVED_S = 5
 """A replica that has said nothing for so long is not there."""
 TIMEOUT_S = 0.5
-AWAY_S = 1.0
-"""Between attempts while the store is away."""
 _AT_ONCE = 100
 """Endpoints of a call: the store does nothing else meanwhile."""
 _SCRIPT = files("forebay.gateway").joinpath("shared_limits.lua")
@@ -55,8 +53,6 @@ class SharedLimits:
         now: Callable[[], float],
         prefix: str = "forebay",
     ) -> None:
-        self.away = False
-        """The store does not answer: parts are what they were."""
         self._pools = pools
         self._now = now
         self._client: Any = connect(url, TIMEOUT_S)
@@ -66,51 +62,40 @@ class SharedLimits:
         self._sha: str | None = None
         self._claimed: set[str] = set()
         """Keys to give up at the end; what is asked for no more is given up by saying nothing."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = StoreTask(
+            self._turn,
+            lost="limits are not divided anew: the store is away",
+            back="limits are divided again",
+        )
+
+    @property
+    def away(self) -> bool:
+        """The store does not answer: parts are what they were."""
+        return self._task.away
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.start()
 
     async def close(self) -> None:
         """Give up what is claimed, and end."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._task.stop()
         if not self.away:
             try:
                 for key in self._claimed:
                     await self._within("HDEL", key, self._replica)
-            except (RedisError, OSError, TimeoutError):
+            except GONE:
                 logger.warning("places are given up late: the store is away")
         await self._client.aclose()
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                asked = self._asked()
-                self._claimed &= {self._key(pool, endpoint) for pool, endpoint, _ in asked}
-                for start in range(0, len(asked), _AT_ONCE):
-                    await self.divide(asked[start : start + _AT_ONCE])
-            except (RedisError, OSError, TimeoutError) as error:
-                self._lost(error)
-                await asyncio.sleep(AWAY_S)
-            except Exception:
-                logger.exception("dividing limits failed")
-                await asyncio.sleep(AWAY_S)
-            else:
-                if self.away:
-                    self.away = False
-                    logger.info("limits are divided again")
-                wants_more = any(more and endpoint.part_is_less for _, endpoint, more in asked)
-                await asyncio.sleep(SOON_S if wants_more else EVERY_S)
-
-    def _lost(self, error: Exception) -> None:
-        if not self.away:
-            self.away = True
-            told = {"reason": type(error).__name__}
-            logger.warning("limits are not divided anew: the store is away", extra=told)
+    async def _turn(self) -> float:
+        """Divide all limits; return the pause until they are divided anew."""
+        asked = self._asked()
+        self._claimed &= {self._key(pool, endpoint) for pool, endpoint, _ in asked}
+        for start in range(0, len(asked), _AT_ONCE):
+            await self.divide(asked[start : start + _AT_ONCE])
+        wants_more = any(more and endpoint.part_is_less for _, endpoint, more in asked)
+        return SOON_S if wants_more else EVERY_S
 
     def _asked(self) -> Asked:
         asked: list[tuple[Pool, Endpoint, int]] = []

@@ -9,6 +9,8 @@ partial last page, and NaN in each slot and page that no query may see.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +25,7 @@ __all__ = [
     "binary_trees",
     "dequantised",
     "error",
+    "guarded_outputs",
     "make_case",
     "quantise_cache",
     "tolerance",
@@ -165,6 +168,16 @@ def tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
         torch.float16: (6e-4, 3e-3, 1e-4),
         torch.bfloat16: (4e-3, 1.5e-2, 1e-4),
     }[dtype]
+
+
+@contextmanager
+def guarded_outputs(case: Case) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield a poisoned out and lse for a case; AssertionError where the rows beside out changed."""
+    tokens, heads, dim = case.query.shape
+    bands = torch.full((tokens + 2, heads, dim), 7.0, dtype=case.query.dtype, device=DEVICE)
+    out = bands[1:-1].fill_(math.nan)
+    yield out, torch.full((tokens, heads), math.nan, device=DEVICE)
+    assert bool((bands[[0, -1]] == 7.0).all()), "wrote outside its output"
 
 
 def assert_close(

@@ -15,7 +15,14 @@ pytest.importorskip("triton", reason="kernels need triton")
 from forebay.kernels.attention.decode import DecodeConfig, decode_config, decode_plan, paged_decode
 from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.reference import attention_reference
-from forebay.kernels.testing import DEVICE, Case, assert_close, binary_trees, make_case
+from forebay.kernels.testing import (
+    DEVICE,
+    Case,
+    assert_close,
+    binary_trees,
+    guarded_outputs,
+    make_case,
+)
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 ONE = DecodeConfig(64, 64, 4, 1, 2, hopper=64, hopper_stages=3)
@@ -24,15 +31,12 @@ TWO = DecodeConfig(128, 64, 8, 1, 1, hopper=128, hopper_stages=2)
 
 def check(case: Case, rule: Rule | None = None, **options: Any) -> None:
     """Run into a poisoned output between guard bands, and compare."""
-    tokens, heads, dim = case.query.shape
-    guarded = torch.full((tokens + 2, heads, dim), 7.0, dtype=case.query.dtype, device=DEVICE)
-    out, lse = guarded[1:-1], torch.full((tokens, heads), math.nan, device=DEVICE)
-    out.fill_(math.nan)
-    paged_decode(
-        query=case.query, cache=case.cache, max_seq_len=case.max_seq_len, cu_query=case.cu_query,
-        max_query_len=case.max_query_len, rule=rule, out=out, lse=lse, **options,
-    )  # fmt: skip
-    assert bool((guarded[[0, -1]] == 7.0).all()), "wrote outside its output"
+    with guarded_outputs(case) as (out, lse):
+        paged_decode(
+            query=case.query, cache=case.cache, max_seq_len=case.max_seq_len,
+            cu_query=case.cu_query, max_query_len=case.max_query_len, rule=rule, out=out, lse=lse,
+            **options,
+        )  # fmt: skip
     want, want_lse = attention_reference(
         query=case.query, cache=case.cache, cu_query=case.cu_query, rule=rule
     )

@@ -3,7 +3,6 @@
 # ruff: noqa: E402, FBT001
 # (skip before importing what needs them; parameters of a test come by name)
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from forebay.kernels.testing import (
     Case,
     assert_close,
     dequantised,
+    guarded_outputs,
     make_case,
     quantise_cache,
 )
@@ -29,15 +29,11 @@ SMALL = PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2)
 
 
 def check(case: Case, rule: Rule | None = None, config: Any = SMALL, cache: Any = None) -> None:
-    tokens, heads, dim = case.query.shape
-    guarded = torch.full((tokens + 2, heads, dim), 7.0, dtype=case.query.dtype, device=DEVICE)
-    out, lse = guarded[1:-1], torch.full((tokens, heads), math.nan, device=DEVICE)
-    out.fill_(math.nan)
-    paged_prefill(
-        query=case.query, cache=case.cache, cu_query=case.cu_query, rule=rule, config=config,
-        out=out, lse=lse,
-    )  # fmt: skip
-    assert bool((guarded[[0, -1]] == 7.0).all()), "wrote outside its output"
+    with guarded_outputs(case) as (out, lse):
+        paged_prefill(
+            query=case.query, cache=case.cache, cu_query=case.cu_query, rule=rule, config=config,
+            out=out, lse=lse,
+        )  # fmt: skip
     want, want_lse = attention_reference(
         query=case.query, cache=cache or case.cache, cu_query=case.cu_query, rule=rule
     )
