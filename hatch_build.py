@@ -45,7 +45,7 @@ COMPILED = {
     "scheduler": (
         "avalanche cost dispatch drain engine_decoding engine_kv engine_model engine_queue "
         "engine_sequence entrance guards health journal lifecycle limits line others places "
-        "placing recall reserves retry timeline unservable waiting window window_adaptive"
+        "placing recall reserves retry timeline turns unservable waiting window window_adaptive"
     ),
     "scheduler/length": "constant",
     "scheduler/twin": "station",

@@ -7,10 +7,10 @@ engine, until an endpoint that can serve it has room. One rule carries everythin
 
 So a request that comes while others wait may still be placed at once (whoever waits cannot use the
 endpoint it takes), and an event only has to hand out the room it made. Every event that can make
-room ends in `_fill`; whoever edits an EndpointView calls `changed` at once.
+room ends in `Turns.fill`; whoever edits an EndpointView calls `changed` at once.
 
 Where a request may go is `placing`'s to say, who may wait at all is `entrance`'s, and who goes next
-the `line`'s, by the ordering and the guards.
+the `line`'s, by the ordering and the guards; `turns` hands the places out.
 
 An event returns the placements of those whose turn has come. More may happen to others besides: a
 lower class's request is refused to make room in the queue, a lower class's placement is called back
@@ -24,20 +24,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.policies.contracts import Charged, Placement
+from forebay.policies.contracts import Charged
 
 from .cost import Cost
 from .entrance import Entrance
-from .limits import QueueLimits, too_late
+from .limits import QueueLimits
 from .line import Line
 from .others import Others
 from .places import Places
 from .placing import Placing
 from .recall import Recalls
+from .turns import Turns
 from .unservable import unservable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
     from forebay.policies.contracts import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         Filter,
         Ordering,
         Pick,
+        Placement,
         Rejected,
         Request,
         Score,
@@ -79,13 +81,8 @@ class Dispatcher:
         cost: Cost | None = None,
     ) -> None:
         self.pool = pool
-        self._others = Others()
         self.displaced = 0
         """Waiting requests that were refused to make room for a higher class."""
-        self.recalls = 0
-        """Placements that were called back."""
-        self.gave_up = 0
-        """Waiting requests that were refused since they could not start in time."""
         self.released_twice = 0
         """Releases of what was not in flight: a bug of the caller, without effect here."""
         self._placing = Placing(filters=filters, scores=scores, pick=pick, rng=rng)
@@ -109,10 +106,16 @@ class Dispatcher:
             guards=self.guards,
             ordering=ordering,
         )
-        self._drain = self._entrance.drain
         self._recalls = Recalls(guards.recalls) if guards is not None and guards.recalls else None
-        self._costed = charged is not None or self.guards is not None
-        self._started = self._entrance.starts
+        self._turns = Turns(
+            pool=pool,
+            line=self._line,
+            placing=self._placing,
+            places=self._places,
+            entrance=self._entrance,
+            recalls=self._recalls,
+            costed=charged is not None or self.guards is not None,
+        )
 
     @property
     def ordering(self) -> Ordering:
@@ -138,6 +141,16 @@ class Dispatcher:
     def foretold(self) -> int:
         """New requests that were refused since they would have waited too long."""
         return self._entrance.foretold
+
+    @property
+    def recalls(self) -> int:
+        """Placements that were called back."""
+        return self._turns.recalled
+
+    @property
+    def gave_up(self) -> int:
+        """Waiting requests that were refused since they could not start in time."""
+        return self._turns.gave_up
 
     @property
     def queued(self) -> int:
@@ -187,7 +200,8 @@ class Dispatcher:
 
         What runs is charged here as it was there, and is not called back. What was counted goes on.
         """
-        self.recalls, self.displaced, self.gave_up = other.recalls, other.displaced, other.gave_up
+        self.displaced, turns = other.displaced, self._turns
+        turns.recalled, turns.gave_up = other.recalls, other.gave_up
         self._entrance.foretold, self.released_twice = other.foretold, other.released_twice
         if self.guards is not None and other.guards is not None:
             self.guards.forced, self.guards.starved = other.guards.forced, other.guards.starved
@@ -204,7 +218,7 @@ class Dispatcher:
         """Begin in the middle of things. The requests wait in the order given."""
         self._places.resume(placed, endpoints)
         for request in waiting:
-            self._wait(request, request.arrived)
+            self._turns.wait(request, request.arrived)
 
     def set_limits(
         self, *, max_requests: int, max_bytes: int, classes: Mapping[str, int] | None = None
@@ -226,32 +240,28 @@ class Dispatcher:
         eligible = self._placing.eligible(request, now)
         candidates = self._placing.with_room(request, eligible, now)
         if candidates:
-            return self._place(request, candidates, now)
+            return self._turns.place(request, candidates, now)
         if not eligible:
             raise unservable(request, self.pool, self.endpoints)
         if self._recalls is not None and request.sla_rank > 0:
-            placement = self._recall_for(request, eligible, now)
+            placement = self._turns.recall_for(request, eligible, now)
             if placement is not None:
                 return placement
         if not request.avoid:
             self._let_in(request, now)
-        self._wait(request, now)
+        self._turns.wait(request, now)
         return None
-
-    def _wait(self, request: Request, now: float) -> None:
-        if self._drain is not None and not self.waiting.size:
-            self._drain.began()
-        self._line.add(request, now)
 
     def take_others(self) -> Others | None:
         """Return, once, what the last events did to others than their own requests; None: nothing.
 
         Whoever was called back waits again already, so it is to be stopped before what starts.
         """
-        others = self._others
+        turns = self._turns
+        others = turns.others
         if not (others.recalled or others.refused or others.expired or others.started):
             return None
-        self._others = Others()
+        turns.others = Others()
         return others
 
     def could_serve(self, request: Request, now: float) -> bool:
@@ -267,17 +277,12 @@ class Dispatcher:
         if before is None or before.avoid != request.avoid:
             return False
         self._line.discard(before.id)  # how often it was called back is remembered
-        self._wait(request, now)
+        self._turns.wait(request, now)
         return True
 
     def leave(self, request: Request) -> bool:
         """Forget a waiting request whose caller left; False when it does not wait."""
-        return self._leave(request)
-
-    def _leave(self, request: Request) -> bool:
-        if self._recalls is not None:
-            self._recalls.forget(request.id)
-        return self._line.discard(request.id)
+        return self._turns.leave(request)
 
     def began(self, placement: Placement) -> None:
         """Take in that the first byte of an answer has come: it is not called back any more."""
@@ -292,25 +297,18 @@ class Dispatcher:
         `cost` is what the request really cost; None when that is not known, 0 when it is to be
         tried again. Releasing twice has no effect but to count in `released_twice`.
         """
-        if not self._give_back(placement, cost):
+        if not self._turns.give_back(placement, cost):
             self.released_twice += 1
             return []
         if self._recalls is not None and cost != 0:
             self._recalls.forget(placement.request.id)
-        return self._fill(now) if self.waiting.size else []
-
-    def _give_back(self, placement: Placement, cost: float | None) -> bool:
-        if not self._places.give_back(placement, cost):
-            return False
-        if self._recalls is not None:
-            self._recalls.begun(placement)
-        return True
+        return self._turns.fill(now) if self.waiting.size else []
 
     def changed(self, now: float) -> list[Placement]:
         """Take in that EndpointViews were edited, and return who goes next."""
         self._placing.forget()
         self._measure(now)
-        return self._fill(now)
+        return self._turns.fill(now)
 
     def tick(self, now: float) -> None:
         """Take in that time has passed or a load was read: the watermarks move."""
@@ -321,21 +319,7 @@ class Dispatcher:
 
         Those that have waited too long to be started are refused (`take_others`).
         """
-        return self._expire(now)
-
-    def _expire(self, now: float) -> list[Request]:
-        expired: list[Request] = []
-        while (top := self.waiting.soonest()) is not None and top[0] <= now:
-            until, request = top
-            self._leave(request)
-            if until < request.deadline:
-                self.gave_up += 1
-                wait = self._entrance.retry_after(now)
-                error = too_late(self.pool, now - request.arrived, wait)
-                self._others.refused.append((request, error))
-            else:
-                expired.append(request)
-        return expired
+        return self._turns.expire(now)
 
     def recheck(self, now: float) -> list[tuple[Request, Rejected]]:
         """Remove what waits for something that no usable endpoint has now, each with its error.
@@ -344,49 +328,8 @@ class Dispatcher:
         """
         hopeless = [r for r in self.waiting if not self._placing.eligible(r, now)]
         for request in hopeless:
-            self._leave(request)
+            self._turns.leave(request)
         return [(r, unservable(r, self.pool, self.endpoints)) for r in hopeless]
-
-    def _place(self, request: Request, candidates: Sequence[EndpointView], now: float) -> Placement:
-        view, score = self._placing.choose(request, candidates, now)
-        tokens = request.uncached_tokens + request.output_tokens_estimate
-        cost = self._line.predicted(request) if self._costed else 0.0
-        placement = Placement(request, view.name, tokens, now, score, cost)
-        self._places.add(placement, view)
-        self._started.add(now)
-        if self.guards is not None:
-            self.guards.started(request, cost, now)
-            if self._recalls is not None:
-                self._recalls.placed(placement)
-        return placement
-
-    def _fill(self, now: float) -> list[Placement]:
-        """Hand out whatever room there is."""
-        placements: list[Placement] = []
-        found: dict[Hashable, Sequence[EndpointView]] = {}
-
-        def fits(request: Request) -> bool:
-            shape = request.shape
-            candidates = found.get(shape)
-            if candidates is None:
-                candidates = found[shape] = self._placing.candidates(request, now)
-            return bool(candidates)
-
-        if self.guards is not None and self.waiting.size:
-            top = self.waiting.soonest()
-            if top is not None and top[0] <= now:
-                # Nothing starts after its time, however late we are.
-                self._others.expired.extend(self._expire(now))
-        while self.waiting.size and not self._placing.full():
-            request = self._line.next(now, fits)
-            if request is None:
-                break
-            self._line.take(request.id)
-            if self._drain is not None:
-                self._drain.placed(now)
-            placements.append(self._place(request, found[request.shape], now))
-            found.clear()
-        return placements
 
     def _measure(self, now: float) -> None:
         self._entrance.measure(self.endpoints.values(), now)
@@ -398,29 +341,6 @@ class Dispatcher:
         if self._entrance.is_open(request, now):
             return
         for victim in self._entrance.let_in(request, now):
-            self._leave(victim)
+            self._turns.leave(victim)
             self.displaced += 1
-            self._others.refused.append((victim, self._entrance.displaced(now)))
-
-    def _recall_for(
-        self, request: Request, eligible: Sequence[EndpointView], now: float
-    ) -> Placement | None:
-        """Call back a lower class's placement for a request that would be next of its rank."""
-        assert self._recalls is not None
-        assert self.guards is not None
-        if self.waiting.any_of_rank(request.sla_rank):
-            return None
-        names = {view.name for view in eligible if view.room >= 0}
-        victim = self._recalls.victim(request.sla_rank, names)
-        if victim is None or now >= self.guards.due(victim.request):
-            return None
-        self._recalls.call_back(victim)
-        self.recalls += 1
-        self._give_back(victim, 0.0)
-        candidates = self._placing.candidates(request, now)
-        placement = self._place(request, candidates, now) if candidates else None
-        self._others.recalled.append(victim)
-        self._wait(victim.request, now)
-        # Where another endpoint has room for who was called back.
-        self._others.started.extend(self._fill(now))
-        return placement
+            self._turns.others.refused.append((victim, self._entrance.displaced(now)))

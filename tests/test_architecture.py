@@ -99,6 +99,11 @@ def test_a_module_has_a_docstring(file: Path):
     assert ast.get_docstring(ast.parse(file.read_text()))
 
 
+def test_a_module_is_short_enough_to_be_read_at_once():
+    lines = {file: len(file.read_text().splitlines()) for file in sources()}
+    assert [str(file.relative_to(ROOT)) for file, number in lines.items() if number > 400] == []
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda f: f.name)
 def test_an_example_is_a_right_configuration(file: Path):
     env = dict.fromkeys(re.findall(r"\$\{(\w+)\}", file.read_text()), "secret")
