@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from forebay.policies.contracts import ConfigError
 
 from .attention import tokenizer_fault
 from .extras import is_there, needs
+from .writable import find_unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,15 +34,9 @@ def find_missing(config: Config, file: Path) -> list[tuple[Place, str]]:
         if fault is not None:
             found.append((("pools", i, "prefix", "tokenizer"), fault))
         found += _lengths(pool.scheduling, ("pools", i, "scheduling"))
-        journal = pool.scheduling.journal
-        if journal is not None:
-            found += _writable(("pools", i, "scheduling", "journal"), Path(journal))
     if config.auth.jwt is not None and not is_there("oidc"):
         found.append((("auth", "jwt"), needs("auth.jwt", "oidc")))
-    ledger = config.state.ledger
-    if ledger is not None and config.state.url is None:
-        found += _writable(("state", "ledger"), file.parent / ledger)
-    return found
+    return found + find_unwritable(config, file)
 
 
 def _lengths(own: Scheduling, place: Place) -> Found:
@@ -54,8 +48,6 @@ def _lengths(own: Scheduling, place: Place) -> Found:
         yield from _weights(where, said.weights)
     if said.challenger is not None:
         yield from _weights((*here, "challenger"), said.challenger)
-    if said.outcomes is not None:
-        yield from _writable((*here, "outcomes"), Path(said.outcomes))
 
 
 def _weights(place: Place, folder: str | None) -> Found:
@@ -65,21 +57,3 @@ def _weights(place: Place, folder: str | None) -> Found:
         load_encoder(None if folder is None else Path(folder))
     except ConfigError as error:
         yield place, error.message
-
-
-def _writable(place: Place, file: Path) -> Found:
-    """Tell where a file could not be made or gone on with."""
-    # Path's own questions raise where a folder may not be looked into.
-    folder = file.parent
-    if not os.path.isdir(folder):  # noqa: PTH112 - see above
-        yield place, f"there is no folder {str(folder)!r} for it"
-    elif os.path.isdir(file):  # noqa: PTH112 - likewise
-        yield place, f"{str(file)!r} is a folder; name a file"
-    elif not _may_write(file):
-        yield place, f"{str(file)!r} cannot be written by this user"
-
-
-def _may_write(file: Path) -> bool:
-    if os.path.exists(file):  # noqa: PTH110 - likewise
-        return os.access(file, os.W_OK)
-    return os.access(file.parent, os.W_OK | os.X_OK)

@@ -102,6 +102,8 @@ class Process:
     # -- starting --------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        # The first, since a ledger that cannot be opened is to be told before anything starts.
+        self.metering = Metering(self.config, self._path, now=time.monotonic)
         server, loop = self.config.server, asyncio.get_running_loop()
         self._stopped, self._hurry = asyncio.Event(), asyncio.Event()
         self._chores = Chores()
@@ -140,7 +142,7 @@ class Process:
         self._watch = LoopWatch(loop, metrics.loop_pause)
 
     async def _assemble(self) -> None:
-        """Make the pools, the meter and the application."""
+        """Make the pools and the application, and begin to count."""
         config = self.config
         self._assembly = Assembly(
             now=time.monotonic,
@@ -150,7 +152,6 @@ class Process:
         )
         self._assembly.take(self._assembly.build(config))
         self._tokens = self._tokens_of(config)
-        self.metering = Metering(config, self._path, now=time.monotonic)
         await self.metering.start()
         self.app = App(
             config,

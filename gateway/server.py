@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from forebay.gateway.config import load
+from forebay.gateway.config.errors import ConfigErrors
 
 from .connections import Connections
 from .engine_host import EngineHost
 from .messages import Limits
 from .process import Process, bind
+from .writable import find_unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,14 +43,23 @@ logger = logging.getLogger(__name__)
 
 
 def serve(path: Path, *, host: str | None = None, port: int | None = None) -> int:
-    """Serve a configuration file until told to stop; `host` and `port` override the file's."""
+    """Serve a configuration file until told to stop; `host` and `port` override the file's.
+
+    Raises ConfigErrors, before anything starts, for what is wrong with it, and for what it names to
+    be written and cannot be.
+    """
     _prepare()
     content = path.read_bytes()
+    config, tree = load.read_with_lines(content)
+    unwritable = [tree.fault(*each) for each in find_unwritable(config, path)]
+    if unwritable:
+        raise ConfigErrors(tuple(sorted(unwritable)))
 
     def read(text: bytes) -> Config:
         return _overridden(load.read(text), host, port)
 
-    process = Process(read(content), path=path, read=read, loaded=content)
+    config = _overridden(config, host, port)
+    process = Process(config, path=path, read=read, loaded=content)
     return uvloop.run(process.run())
 
 

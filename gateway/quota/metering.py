@@ -66,7 +66,8 @@ def book_of(config: Config, file: Path | None) -> Book | None:
         book.prepare()
     except (OSError, sqlite3.Error) as error:
         if config.state.ledger is not None:
-            raise ConfigError(f"state.ledger: '{path}' cannot be written: {error}") from error
+            why = f"state.ledger: '{path}' cannot be written: {error}; name another file"
+            raise ConfigError(why) from error
         logger.warning(
             "usage is not kept; set state.ledger to a file that can be written",
             extra={"file": str(path), "reason": str(error)},

@@ -242,19 +242,19 @@ def test_no_example_is_warned_of(file: Path):
             "scheduling: {predictor: linear, prediction: {outcomes: /nowhere/log.jsonl}}",
             "",
             "pools[0].scheduling.prediction.outcomes",
-            "there is no folder '/nowhere' for it",
+            "there is no folder '/nowhere' for it; make it, or name another file",
         ),
         (
             "scheduling: {journal: /nowhere/journal}",
             "",
             "pools[0].scheduling.journal",
-            "there is no folder '/nowhere' for it",
+            "there is no folder '/nowhere' for it; make it, or name another file",
         ),
         (
             "",
             "state: {ledger: /nowhere/usage.db}",
             "state.ledger",
-            "there is no folder '/nowhere' for it",
+            "there is no folder '/nowhere' for it; make it, or name another file",
         ),
         ("", "state: {ledger: /}", "state.ledger", "'/' is a folder; name a file"),
     ],
@@ -335,8 +335,8 @@ def test_folders_that_may_not_be_looked_into_are_told_with_their_keys(
     )
     assert main(["check", str(file)]) == 1
     assert capsys.readouterr().out == (
-        f"{file}:6: pools[0].scheduling.prediction.outcomes: '{shut}/x' cannot be written by "
-        "this user\n"
+        f"{file}:6: pools[0].scheduling.prediction.outcomes: '{shut}' cannot be written by "
+        "this user; allow it, or name another file\n"
         f"{file}:7: pools[0].prefix.tokenizer: the tokenizer in '{shut}' cannot be read: "
         "permission denied\n"
     )
