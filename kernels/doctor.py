@@ -88,9 +88,9 @@ def _tuned() -> Finding:
 
 
 def _narrow() -> Finding:
-    if os.environ.get("FOREBAY_NARROW_DECODE") == "1":
-        return Finding("narrow decode", "ok", "asked for by FOREBAY_NARROW_DECODE")
-    return Finding("narrow decode", "off", "FOREBAY_NARROW_DECODE=1 asks for it on an H200")
+    if os.environ.get("FOREBAY_NARROW_DECODE") == "0":
+        return Finding("narrow decode", "off", "switched off by FOREBAY_NARROW_DECODE=0")
+    return Finding("narrow decode", "ok", "on an H200; FOREBAY_NARROW_DECODE=0 switches it off")
 
 
 def _engine(name: str) -> Finding:

@@ -22,6 +22,7 @@ __all__ = [
     "query_rows",
     "soft_cap",
     "split_of",
+    "table_row",
     "to_half",
     "visible_start",
     "words_to_halves",
@@ -41,6 +42,16 @@ def find_sequence(cu_query_ptr, block, sequences, BLOCK_Q: tl.constexpr):
         else:
             high = middle
     return low
+
+
+@triton.jit
+def table_row(table_ptr, indptr_ptr, b, stride_table):
+    """Where the pages of sequence b are listed."""
+    if indptr_ptr is None:
+        row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
+    else:
+        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+    return row_ptr
 
 
 @triton.jit

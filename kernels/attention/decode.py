@@ -21,11 +21,12 @@ from .decode_settings import DecodeConfig, decode_config, fitted, programs_of
 from .launch import constants, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
 from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
-from .states import decode_merge_kernel
+from .states import decode_merge_kernel, decode_merge_rows_kernel
 
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
 MAX_ROWS_TOKENS = 64
+MANY_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +220,31 @@ def _split_by_triton(step: _Step, fixed: dict[str, Any], *, fused: bool) -> None
     )  # fmt: skip
 
 
-def _merge(step: _Step, block_v: int, *, many: bool) -> None:
-    """Run stage 2: merge each sequence's states."""
+def _merge(step: _Step, block_v: int, *, invariant: bool) -> None:
+    """Run stage 2: merge each sequence's states; invariant: alike for every batch."""
     cache, cut, work, out = step.cache, step.cut, step.workspace, step.out
-    heads = step.query.shape[1]
-    decode_merge_kernel[(heads, step.max_query_len, cache.seq_lens.shape[0])](
+    heads, sequences = step.query.shape[1], step.cache.seq_lens.shape[0]
+    rows = step.max_query_len * heads
+    tensors = (
         out, step.lse, work.out, work.lse, cache.seq_lens, step.cu_query,
-        cut.plan.first if cut.plan else None, step.max_query_len, *cut.sums, out.stride(0),
-        out.stride(1), HEADS=heads, VALUE_DIM=cache.value.shape[3], WINDOW=step.rule.window,
-        PDL=step.pdl, EARLY=False, BLOCK_N=step.config.block_n, BLOCK_S=16 if many else 4,
-        BLOCK_V=block_v, num_warps=2 if block_v <= 128 else 4, launch_pdl=step.pdl,
+        cut.plan.first if cut.plan else None, step.max_query_len, *cut.sums, *out.stride()[:2],
+    )  # fmt: skip
+    fixed: dict[str, Any] = {
+        "HEADS": heads, "VALUE_DIM": cache.value.shape[3], "WINDOW": step.rule.window,
+        "PDL": step.pdl, "BLOCK_N": step.config.block_n, "BLOCK_V": block_v,
+        "launch_pdl": step.pdl,
+    }  # fmt: skip
+    if rows * sequences >= MANY_ROWS and not invariant:
+        # To start a program that finds nothing to merge costs more than 1 ns.
+        block_r = 16 if rows * sequences <= 16 * MANY_ROWS else 64
+        decode_merge_rows_kernel[(-(-rows // block_r), sequences)](
+            *tensors, **fixed, BLOCK_R=block_r, num_warps=max(1, min(8, block_r * block_v // 512))
+        )
+        return
+    many = invariant or cut.items // sequences > 4
+    decode_merge_kernel[(heads, step.max_query_len, sequences)](
+        *tensors, **fixed, EARLY=False, BLOCK_S=16 if many else 4,
+        num_warps=2 if block_v <= 128 else 4,
     )  # fmt: skip
 
 
@@ -314,5 +330,5 @@ def paged_decode(
     else:
         _split_by_triton(step, fixed, fused=fused)
     if cut.split and not fused:
-        _merge(step, fixed["BLOCK_V"], many=invariant or cut.items // sequences > 4)
+        _merge(step, fixed["BLOCK_V"], invariant=invariant)
     return out

@@ -17,35 +17,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from forebay.kernels._common.jit import first_item, next_item, query_rows, split_of
+from forebay.kernels._common.jit import first_item, next_item, query_rows, split_of, table_row
 
-from .hopper import arrays, attend, fetch, head_place, pass_turn, take_turn
+from .hopper import again, arrays, attend, fetch, head_place, pass_turn, take_turn
 
 __all__ = ["decode_hopper_kernel"]
-
-
-@gluon.jit
-def table_row(table_ptr, indptr_ptr, b, stride_table):
-    """Where the pages of sequence b are listed."""
-    if indptr_ptr is None:
-        row_ptr = table_ptr + gl.cast(b, gl.int64) * stride_table
-    else:
-        row_ptr = table_ptr + gl.load(indptr_ptr + b)
-    return row_ptr
 
 
 @gluon.jit
 def last_tile(start, end, BLOCK_N: gl.constexpr):
     """Return the last tile of tokens start : end; an empty range has one, which nobody sees."""
     return gl.maximum((end - start + BLOCK_N - 1) // BLOCK_N, 1) - 1
-
-
-@gluon.jit
-def again(x):
-    """Return x in a way that what is made of it is made anew, not kept in registers till then."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit

@@ -24,6 +24,7 @@ from forebay.kernels._common.jit import (
     next_item,
     query_rows,
     split_of,
+    table_row,
     visible_start,
 )
 
@@ -102,10 +103,7 @@ def attend_item(
     row_head = kv_head * GROUP + rows % GROUP
     row_valid = row_token < q_len
     seq_len = tl.load(seq_lens_ptr + b)
-    if indptr_ptr is None:
-        row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
-    else:
-        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+    row_ptr = table_row(table_ptr, indptr_ptr, b, stride_table)
     pages = load_pages(row_ptr, start, end, PAGE, BLOCK_N)
     if PDL:
         tl.extra.cuda.gdc_wait()

@@ -5,23 +5,20 @@
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """What the Gluon kernels of prefill and of wide decode share: one tile, copied and attended.
 
-Specialised warps, which Triton does not make for gathered pages: of the producers one warp copies
-keys and one values, the consumers are one or two groups of four (warpgroups) with 64 rows each, and
+One warp copies keys and one values; one or two groups of four (warpgroups) compute 64 rows each and
 wait for nothing but the tiles they need. Pages come by the bulk copy engine (TMA), an instruction
 for 64 columns of a page; one for each thread's 16 bytes costs 4 to 13 % of prefill's speed. Within
-a group the next tile's scores and this tile's output product are under way together, and weights go
-to the tensor cores from registers (FlashAttention 3's order). Tiles are taken from the last to the
-first, so that the masked ones come before the rest.
+a group the next tile's scores and this tile's output product are under way together (FlashAttention
+3's order). Tiles are taken from the last to the first: the masked ones come before the rest.
 
-Three things are said in ways that need a word, each read off the compiled code:
+Three things need a word, each read off the compiled code.
 
 - A buffer is given back by `cp.async.mbarrier.arrive`, by each thread for itself: Triton puts a
   barrier of the group's threads before its own arrival. Nothing of the thread's is under way then,
   so that it counts at once; 128 arrivals a group are expected.
 - `settle`: the assembler moves the wait for the output product above the softmax that is to run
   under it. A branch never taken on the softmax's result keeps it below.
-- `take_turn`, `pass_turn`: while one group's products run the other's softmax does, not both
-  (ping-pong).
+- `take_turn`, `pass_turn`: while one group's products run the other's softmax does (ping-pong).
 """
 
 from triton.experimental import gluon
@@ -36,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 __all__ = [
+    "again",
     "arrays",
     "attend",
     "fetch",
@@ -54,6 +52,14 @@ def following(slot, phase, STAGES: gl.constexpr):
     phase = gl.to_tensor(phase)
     last = slot == STAGES - 1
     return gl.where(last, 0, slot + 1), gl.where(last, 1 - phase, phase)
+
+
+@gluon.jit
+def again(x):
+    """Return x in a way that what is made of it is made anew, not kept in registers till then."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

@@ -23,8 +23,9 @@ from forebay.kernels._common.host import (
     check,
     config_for,
     next_power_of_2,
+    sm_count,
 )
-from forebay.kernels._common.jit import find_sequence, load_pages
+from forebay.kernels._common.jit import find_sequence, load_pages, table_row
 
 from .launch import constants, gluon_fits, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
@@ -113,10 +114,7 @@ def prefill_kernel(
         m = tl.load(sinks_ptr + row_head, mask=row_valid, other=0.0).to(tl.float32)
         m = m * 1.4426950408889634
         norm = norm + 1.0
-    if indptr_ptr is None:
-        row_ptr = table_ptr + tl.cast(b, tl.int64) * stride_table
-    else:
-        row_ptr = table_ptr + tl.load(indptr_ptr + b)
+    row_ptr = table_row(table_ptr, indptr_ptr, b, stride_table)
     k_ptr += kv_head * stride_k_head
     v_ptr += kv_head * stride_v_head
     if QUANT:
@@ -224,7 +222,13 @@ def paged_prefill(
     if config.hopper > 0 and config.block_m == 128 and gluon_fits(query, cache, rule):
         hopper = gluon_kernel("prefill_hopper", triton.__version__)
     if hopper is not None:
-        hopper[grid](
+        # One sequence's blocks can be shared out evenly beforehand; of several nobody knows, here,
+        # which are heavy, so that a program takes one and the GPU hands them out.
+        programs = grid[0]
+        if sequences == 1:
+            blocks = -(-tokens // (config.block_m // group))
+            programs = min(cache.kv_heads * blocks, sm_count(query.device))
+        hopper[(programs,)](
             query, cache.key, cache.value, *page_maps(cache, config.hopper), out, lse, table,
             indptr, cache.seq_lens, cu_query, scale * LOG2E, sequences, blocks, stride_table,
             *strides(query, cache, out)[:10],

@@ -1,14 +1,15 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 # (torch and triton are not installed where types are checked, so a kernel looks like a function)
-# ruff: noqa: ANN001, ANN201, N803, PLR0913, PLR0917, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, N803, PLR0913, PLR0917, SIM102
 # (device functions take pointers and UPPER_CASE compile-time constants, many at a time)
 """Stage 2 of decode: merge the states of the work items that a sequence was cut into.
 
 Either the program that finishes last of those that share a sequence's rows does it on the way
-(`merge_if_last`), which saves a launch where items are few, or a kernel does it afterwards, a
-program for each row, where they are many. The order of merging is the items' in both, so the result
-does not depend on who comes last.
+(`merge_if_last`), which saves a launch where items are few, or a kernel does it afterwards, where
+they are many: a program for each row, or for some rows (`decode_merge_rows_kernel`) in steps of
+many tokens, most of which have nothing to merge. The order of merging is the items' in all, so the
+result does not depend on who comes last.
 """
 
 import triton
@@ -16,7 +17,7 @@ import triton.language as tl
 
 from forebay.kernels._common.jit import query_rows, split_of, visible_start
 
-__all__ = ["decode_merge_kernel", "merge_if_last"]
+__all__ = ["decode_merge_kernel", "decode_merge_rows_kernel", "merge_if_last"]
 
 
 @triton.jit
@@ -87,6 +88,33 @@ def merge_if_last(
         tl.store(arrived_ptr, 0)
 
 
+@triton.jit
+def items_of(
+    seq_lens_ptr,
+    first_ptr,
+    b,
+    q_len,
+    max_splits,
+    min_tokens,
+    single_below,
+    fixed_tokens,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the first item of sequence b, and how many it has."""
+    if first_ptr is None:
+        seq_len = tl.load(seq_lens_ptr + b)
+        length = seq_len - visible_start(seq_len, q_len, WINDOW, BLOCK_N)
+        count, _chunk = split_of(
+            length, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N
+        )
+        first = b * max_splits
+    else:
+        first = tl.load(first_ptr + b)
+        count = tl.load(first_ptr + b + 1) - first
+    return first, count
+
+
 @triton.jit(
     do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"]
 )
@@ -123,16 +151,10 @@ def decode_merge_kernel(
     token = tl.program_id(1)
     b = tl.program_id(2)
     q_start, q_len = query_rows(cu_query_ptr, b, max_query)
-    if first_ptr is None:
-        seq_len = tl.load(seq_lens_ptr + b)
-        length = seq_len - visible_start(seq_len, q_len, WINDOW, BLOCK_N)
-        count, _chunk = split_of(
-            length, max_splits, min_tokens, single_below, fixed_tokens, BLOCK_N
-        )
-        first = b * max_splits
-    else:
-        first = tl.load(first_ptr + b)
-        count = tl.load(first_ptr + b + 1) - first
+    first, count = items_of(
+        seq_lens_ptr, first_ptr, b, q_len, max_splits, min_tokens, single_below, fixed_tokens,
+        WINDOW, BLOCK_N,
+    )  # fmt: skip
     # Wait even where there is nothing to do: what follows in the stream waits for this kernel
     # alone, so it must not end before stage 1 has. It may start before that: stage 1, without which
     # this one would not run, has waited for all that came before it.
@@ -179,3 +201,74 @@ def decode_merge_kernel(
                 norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453
             )
             tl.store(lse_ptr + row * HEADS + head + tl.arange(0, 1), lse)
+
+
+@triton.jit(
+    do_not_specialize=["max_splits", "min_tokens", "single_below", "fixed_tokens", "max_query"]
+)
+def decode_merge_rows_kernel(
+    out_ptr,
+    lse_ptr,
+    part_out_ptr,
+    part_lse_ptr,
+    seq_lens_ptr,
+    cu_query_ptr,
+    first_ptr,
+    max_query,
+    max_splits,
+    min_tokens,
+    single_below,
+    fixed_tokens,
+    stride_out_token,
+    stride_out_head,
+    HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Stage 2 of BLOCK_R rows, tokens times heads, of one sequence."""
+    b = tl.program_id(1)
+    q_start, q_len = query_rows(cu_query_ptr, b, max_query)
+    first, count = items_of(
+        seq_lens_ptr, first_ptr, b, q_len, max_splits, min_tokens, single_below, fixed_tokens,
+        WINDOW, BLOCK_N,
+    )  # fmt: skip
+    if PDL:  # as above
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if (tl.program_id(0) * BLOCK_R >= q_len * HEADS) | (count == 1):
+        return
+    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_v = tl.arange(0, BLOCK_V)
+    there = rows < q_len * HEADS
+    keep = there[:, None] & (offs_v < VALUE_DIM)[None, :]
+    m = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
+    norm = tl.zeros([BLOCK_R], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
+    for item in tl.range(first, first + count, loop_unroll_factor=4 if BLOCK_R <= 16 else 2):
+        at = tl.cast(item, tl.int64) * max_query * HEADS + rows
+        lse2 = tl.load(part_lse_ptr + at, mask=there, other=float("-inf"))
+        part = tl.load(
+            part_out_ptr + at[:, None] * VALUE_DIM + offs_v[None, :], mask=keep, other=0.0
+        )  # [BLOCK_R, BLOCK_V]
+        m_new = tl.maximum(m, lse2)
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weight = tl.exp2(lse2 - m_safe)
+        rescale = tl.exp2(m - m_safe)
+        acc = acc * rescale[:, None] + part * weight[:, None]
+        norm = norm * rescale + weight
+        m = m_new
+    safe_norm = tl.where(norm == 0.0, 1.0, norm)
+    token = (q_start + rows // HEADS).to(tl.int64)
+    to = token * stride_out_token + rows % HEADS * stride_out_head
+    tl.store(
+        out_ptr + to[:, None] + offs_v[None, :],
+        (acc / safe_norm[:, None]).to(out_ptr.dtype.element_ty),
+        mask=keep,
+    )
+    if lse_ptr is not None:
+        lse = tl.where(norm == 0.0, float("-inf"), (m + tl.log2(safe_norm)) * 0.6931471805599453)
+        tl.store(lse_ptr + token * HEADS + rows % HEADS, lse, mask=there)

@@ -10,8 +10,6 @@ import pytest
 
 HERE = Path(__file__).parent
 
-os.environ["FOREBAY_NARROW_DECODE"] = "1"  # what may be asked for is tested
-
 if importlib.util.find_spec("torch") and importlib.util.find_spec("triton"):
     import torch
 

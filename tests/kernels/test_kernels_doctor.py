@@ -23,8 +23,8 @@ def test_each_thing_is_looked_at_once() -> None:
     assert {f.state for f in examine()} <= {"ok", "missing", "unsupported", "off"}
 
 
-@pytest.mark.parametrize(("said", "state"), [("1", "ok"), ("0", "off"), ("", "off")])
-def test_narrow_decode_is_said_to_run_where_it_is_asked_for(
+@pytest.mark.parametrize(("said", "state"), [("1", "ok"), ("", "ok"), ("0", "off")])
+def test_narrow_decode_is_said_to_run_unless_it_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, said: str, state: str
 ) -> None:
     monkeypatch.setenv("FOREBAY_NARROW_DECODE", said)

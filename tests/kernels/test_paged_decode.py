@@ -159,6 +159,15 @@ def test_tree_masks_merged_over_a_batch(policy: str, nodes: list[int]) -> None:
     check(case, Rule(tree=random_tree(nodes)), policy=policy)
 
 
+@pytest.mark.parametrize("policy", ["occupancy", "balanced"])
+def test_many_rows_are_merged_some_at_a_time(policy: str) -> None:
+    """From 2,048 rows on, some of them no token's, of a sequence cut and of one that is whole."""
+    nodes = [64, 5]
+    case = make_case(seq_lens=[200, 6], query_lens=nodes, heads=16, kv_heads=1, dim=16)
+    config = replace(SMALL, block_m=128, min_tokens=64, resident=8, fused=0)
+    check(case, Rule(tree=random_tree(nodes)), policy=policy, config=config)
+
+
 def test_a_tree_that_is_a_chain_equals_causal_order() -> None:
     case = make_case(seq_lens=[50, 33], query_lens=6)
     chain = torch.tensor([(2 << i) - 1 for i in range(6)] * 2, device=DEVICE)

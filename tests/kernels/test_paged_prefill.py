@@ -129,3 +129,22 @@ def test_the_gluon_kernel_over_pages_groups_dims_and_chunks(
         kv_heads=kv_heads, dim=dim, page=page, dtype=dtype, csr=page == 1,
     )  # fmt: skip
     check(case, config=PrefillConfig(128, 64, 8, 1, hopper=tile, hopper_stages=stages))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("page", "heads", "kv_heads", "chunk"),
+    [(1, 40, 1, 905), (16, 32, 8, 3001), (64, 8, 2, 5000), (128, 32, 8, 1100)],
+    ids=str,
+)
+@pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)], ids=str)
+def test_one_sequences_blocks_are_walked_by_as_many_programs_as_there_are_multiprocessors(
+    page: int, heads: int, kv_heads: int, chunk: int, dim: int, dtype: Any
+) -> None:
+    """Two blocks a program, or more, the last turn not full."""
+    case = make_case(
+        seq_lens=[chunk + 77], query_lens=[chunk], heads=heads, kv_heads=kv_heads, dim=dim,
+        page=page, dtype=dtype, csr=page == 1,
+    )  # fmt: skip
+    check(case, config=PrefillConfig(128, 64, 8, 1, hopper=128))
