@@ -103,8 +103,8 @@ def kernels() -> Figure:
     """Decode by batch, prefill by shape, and both inside vLLM."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(5, 5, 4))
     peers = {
-        "ours": ("decode_flashinfer", "us", OURS),
-        "FlashAttention 3": ("decode_flashinfer", "flash_attn_3", FIRST_PEER),
+        "ours": ("decode_narrow", "us", OURS),
+        "FlashAttention 3": ("decode_narrow", "flash_attn_3", FIRST_PEER),
         "FlashInfer": ("decode_flashinfer", "flashinfer_fa2", SECOND_PEER),
         "vLLM's Triton": ("decode", "vllm_triton", PLAIN),
     }

@@ -26,7 +26,7 @@ from .states import decode_merge_kernel, decode_merge_rows_kernel
 __all__ = ["DecodeConfig", "Workspace", "decode_config", "decode_plan", "paged_decode"]
 
 MAX_ROWS_TOKENS = 64
-MANY_ROWS = 2048
+MANY_ROWS, MANY_SEQUENCES = 2048, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,9 @@ def _merge(step: _Step, block_v: int, *, invariant: bool) -> None:
         "PDL": step.pdl, "BLOCK_N": step.config.block_n, "BLOCK_V": block_v,
         "launch_pdl": step.pdl,
     }  # fmt: skip
-    if rows * sequences >= MANY_ROWS and not invariant:
-        # To start a program that finds nothing to merge costs more than 1 ns.
+    if rows * sequences >= MANY_ROWS and sequences >= MANY_SEQUENCES and not invariant:
+        # To start a program that finds nothing to merge costs more than 1 ns. Fewer sequences are
+        # cut into more parts each, which a program a row merges sooner.
         block_r = 16 if rows * sequences <= 16 * MANY_ROWS else 64
         decode_merge_rows_kernel[(-(-rows // block_r), sequences)](
             *tensors, **fixed, BLOCK_R=block_r, num_warps=max(1, min(8, block_r * block_v // 512))

@@ -13,9 +13,8 @@ a group the next tile's scores and this tile's output product are under way toge
 
 Three things need a word, each read off the compiled code.
 
-- A buffer is given back by `cp.async.mbarrier.arrive`, by each thread for itself: Triton puts a
-  barrier of the group's threads before its own arrival. Nothing of the thread's is under way then,
-  so that it counts at once; 128 arrivals a group are expected.
+- A buffer is given back by `cp.async.mbarrier.arrive` by each thread (128 arrivals a group), since
+  Triton puts a barrier before its own arrival. Nothing is under way then: it counts at once.
 - `settle`: the assembler moves the wait for the output product above the softmax that is to run
   under it. A branch never taken on the softmax's result keeps it below.
 - `take_turn`, `pass_turn`: while one group's products run the other's softmax does (ping-pong).

@@ -162,8 +162,8 @@ def test_tree_masks_merged_over_a_batch(policy: str, nodes: list[int]) -> None:
 @pytest.mark.parametrize("policy", ["occupancy", "balanced"])
 def test_many_rows_are_merged_some_at_a_time(policy: str) -> None:
     """From 2,048 rows on, some of them no token's, of a sequence cut and of one that is whole."""
-    nodes = [64, 5]
-    case = make_case(seq_lens=[200, 6], query_lens=nodes, heads=16, kv_heads=1, dim=16)
+    nodes = [64, 5] * 4
+    case = make_case(seq_lens=[200, 6] * 4, query_lens=nodes, heads=4, kv_heads=1, dim=16)
     config = replace(SMALL, block_m=128, min_tokens=64, resident=8, fused=0)
     check(case, Rule(tree=random_tree(nodes)), policy=policy, config=config)
 
