@@ -17,10 +17,11 @@ the same tokens' logits lie apart at all places before that.
 
 Two drafters for `custom_class`: `spec_equal.Adversary` knows the plain outputs (the file that
 SPEC_EQUAL_SCRIPT names) and guesses right or wrong, long or short or in no row at all, by lot;
-`spec_equal.Unguarded` is ours as it was before it kept bare rows apart.
+`spec_equal.Unguarded` is ours, but under graphs that it refuses.
 """
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -71,11 +72,12 @@ class Adversary:
 
 
 class Unguarded(ForebayDrafter):  # pyright: ignore[reportGeneralTypeIssues] - a vLLM that is not there is its base
-    """Ours, with several bare rows in one step if it comes to that."""
+    """Ours, under graphs that it refuses."""
 
     def __init__(self, vllm_config):
-        super().__init__(vllm_config)
-        self._never_bare = False
+        told = copy.copy(vllm_config)
+        told.compilation_config = None
+        super().__init__(told)
 
 
 def watch(llm, steps):

@@ -232,6 +232,7 @@ def main():
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--bytes", type=int, default=400_000_000)
     parser.add_argument("--unpack", action="store_true")
@@ -241,8 +242,9 @@ def main():
     config = LlamaConfig(
         vocab_size=arguments.vocab, hidden_size=arguments.hidden,
         intermediate_size=arguments.hidden * 11 // 4,
-        num_hidden_layers=arguments.layers, num_attention_heads=arguments.hidden // 64,
-        num_key_value_heads=arguments.hidden // 128, head_dim=64, tie_word_embeddings=True,
+        num_hidden_layers=arguments.layers, num_attention_heads=arguments.hidden // arguments.head_dim,
+        num_key_value_heads=arguments.hidden // arguments.head_dim // 2,
+        head_dim=arguments.head_dim, tie_word_embeddings=True,
         max_position_embeddings=2048,
     )  # fmt: skip
     if arguments.unpack:

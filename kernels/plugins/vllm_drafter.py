@@ -145,19 +145,39 @@ def _start(ids: Any, count: int, new: Sequence[int]) -> History:
     return History(array("I", ids[: count - len(new)].tobytes()))
 
 
-def _never_bare(vllm_config: Any) -> bool:
-    """Say whether several rows without a guess must not meet in one step.
+def _flash_attention() -> int | None:
+    """Return the version of FlashAttention that vLLM runs; 3 where its way to tell has moved."""
+    try:
+        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version  # noqa: PLC0415 - vLLM's, and slow
+    except ImportError:
+        return 3
+    return get_flash_attn_version()
 
-    With cudagraph_mode FULL, a graph is captured for rows of several tokens and replayed for rows
-    of one token as well. FlashAttention 3 takes causal rows of one token for not causal where heads
-    are up to 64 or over 128 wide, and then lays out its schedule otherwise than the captured kernel
-    reads it: attention comes out wrong, and with it tokens. With a guess in every row no such step
-    comes about, whichever of the rows end.
+
+def _check_graphs(vllm_config: Any) -> None:
+    """Raise ValueError where vLLM's graphs would make wrong tokens of steps without a guess.
+
+    With cudagraph_mode FULL, a graph is captured for N tokens in rows as long as that, and replayed
+    for rows of one token as well. FlashAttention 3 takes causal rows of one token for not causal
+    where heads are up to 64 or over 128 wide, and then lays out its schedule otherwise than the
+    captured kernel reads it (vLLM 0.26: benchmarks/check_full_graphs.py). Drafts differ in length,
+    and steps without any cannot be kept from coming about: grammars and full batches take guesses
+    away, contexts end.
     """
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
     if getattr(mode, "name", None) != "FULL":
-        return False
-    return not 64 < int(vllm_config.model_config.get_head_size()) <= 128
+        return
+    backend = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
+    if getattr(backend, "name", backend) not in {None, "FLASH_ATTN"}:
+        return
+    head = int(vllm_config.model_config.get_head_size())
+    if 64 < head <= 128 or _flash_attention() != 3:
+        return
+    raise ValueError(
+        f"cudagraph_mode FULL makes wrong tokens here: FlashAttention 3 attends wrongly in such "
+        f"graphs with heads {head} wide. Leave --compilation-config's cudagraph_mode out, or take "
+        f"--attention-backend TRITON_ATTN with it"
+    )
 
 
 def _collector(
@@ -178,12 +198,12 @@ class ForebayDrafter:
     """What vLLM makes once in its worker and asks after every step."""
 
     def __init__(self, vllm_config: Any) -> None:
+        _check_graphs(vllm_config)
         settings = settings_of(vllm_config)
         store = settings.pop("store", None)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")
         self._reader = StoreReader(store, background=self._beside.submit) if store else None
         self._max_tokens = int(vllm_config.model_config.max_model_len)
-        self._never_bare = _never_bare(vllm_config)
         collects = {name: settings.pop(name) for name in _COLLECTS & set(settings)}
         self._rows = Rows(_collector(collects, self._beside))
         self._drafter = Drafter(
@@ -194,8 +214,6 @@ class ForebayDrafter:
             **settings,
         )
         logger.info("forebay drafts: store %s, %s", store or "none", settings or "defaults")
-        if self._never_bare:
-            logger.info("forebay guesses in every row: heads this wide need it under FULL graphs")
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no model to load."""
@@ -225,8 +243,5 @@ class ForebayDrafter:
             drafter.settle(history, new)
             history.extend(new)
             room = self._max_tokens - count - 1
-            draft = drafter.propose(history, rows=len(rows), room=room)
-            if not draft and self._never_bare and len(rows) > 1 and room > 0:
-                draft = [history.tokens[-1]]
-            drafts.append(draft)
+            drafts.append(drafter.propose(history, rows=len(rows), room=room))
         return drafts

@@ -65,38 +65,34 @@ def test_vllm_rows_without_new_tokens_draft_nothing_and_are_not_forgotten():
     assert drafter._rows._of_row[0] is first
 
 
-def full_graphs(head_size, mode="FULL"):
+def graphs(mode, head_size, backend=None):
     told = vllm_config()
     told.model_config.get_head_size = lambda: head_size
     told.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
+    told.attention_config = SimpleNamespace(backend=backend and SimpleNamespace(name=backend))
     return told
 
 
-def bare_rows(told, count):
-    """Drafts for so many rows in which nothing has come twice."""
-    drafter = vllm_drafter.ForebayDrafter(told)
-    rows = [[10 * n + 1, 10 * n + 2, 10 * n + 3] for n in range(count)]
-    return drafter.propose([[row[-1]] for row in rows], [3] * count, [Ids(row) for row in rows])
-
-
 @pytest.mark.parametrize("head_size", [64, 256])
-def test_under_full_graphs_no_step_of_several_rows_is_without_guesses(head_size: int):
-    assert bare_rows(full_graphs(head_size), 3) == [[3], [13], [23]]
-    assert bare_rows(full_graphs(head_size), 1) == [[]]
+@pytest.mark.parametrize("backend", [None, "FLASH_ATTN"])
+def test_full_graphs_are_refused_where_flash_attention_3_is_wrong_in_them(head_size, backend):
+    with pytest.raises(ValueError, match=f"heads {head_size} wide.*TRITON_ATTN"):
+        vllm_drafter.ForebayDrafter(graphs("FULL", head_size, backend))
 
 
-def test_guesses_that_are_worth_nothing_are_left_out_where_no_schedule_depends_on_them():
-    assert bare_rows(vllm_config(), 3) == [[], [], []]
-    assert bare_rows(full_graphs(128), 3) == [[], [], []]
-    assert bare_rows(full_graphs(64, "FULL_AND_PIECEWISE"), 3) == [[], [], []]
-
-
-def test_a_row_at_the_end_of_its_context_stays_without_a_guess():
-    drafter = vllm_drafter.ForebayDrafter(full_graphs(64))
-    full = list(range(100, 163))
-    short = [1, 2, 3]
-    rows = [Ids(full), Ids(short)]
-    assert drafter.propose([[full[-1]], [3]], [63, 3], rows) == [[], [3]]
+@pytest.mark.parametrize(
+    "told",
+    [
+        graphs("FULL", 128),
+        graphs("FULL", 96, "FLASH_ATTN"),
+        graphs("FULL", 64, "TRITON_ATTN"),
+        graphs("FULL_AND_PIECEWISE", 64),
+    ],
+    ids=lambda told: f"{told.compilation_config.cudagraph_mode.name} {told.attention_config.backend}",
+)
+def test_other_graphs_heads_and_backends_are_taken(told):
+    row = Ids([1, 2, 3, 4, 5, 1, 2])
+    assert vllm_drafter.ForebayDrafter(told).propose([[2]], [7], [row]) == [[3, 4, 5, 1]]
 
 
 def test_vllm_is_never_given_more_drafts_than_its_context_holds():
