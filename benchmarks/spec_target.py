@@ -242,7 +242,8 @@ def main():
     config = LlamaConfig(
         vocab_size=arguments.vocab, hidden_size=arguments.hidden,
         intermediate_size=arguments.hidden * 11 // 4,
-        num_hidden_layers=arguments.layers, num_attention_heads=arguments.hidden // arguments.head_dim,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.hidden // arguments.head_dim,
         num_key_value_heads=arguments.hidden // arguments.head_dim // 2,
         head_dim=arguments.head_dim, tie_word_embeddings=True,
         max_position_embeddings=2048,
