@@ -254,19 +254,27 @@ TABLE: list[tuple[str, str, int, int, int]] = [
     *(("Q72B", "bf16", 1, b, n) for b, n in ((8, 4096), (32, 4096))),
     *(("MHA", "bf16", 1, b, n) for b, n in ((8, 4096), (32, 4096))),
     *(("MQA", "bf16", 1, b, n) for b, n in ((8, 4096), (128, 4096))),
-    *(("L3-8B", kv, 1, b, n) for kv in ("int8", "fp8") for b, n in (
-        (8, 4096), (32, 4096), (128, 4096), (8, 32768),
+    *(("L3-8B", kv, q, b, n) for kv in ("int8", "fp8") for q, b, n in (
+        (1, 1, 1024), (1, 1, 4096), (1, 1, 32768), (1, 8, 1024), (1, 8, 4096), (1, 8, 32768),
+        (1, 16, 4096), (1, 24, 4096), (1, 32, 1024), (1, 32, 4096), (1, 48, 4096), (1, 64, 4096),
+        (1, 128, 1024), (1, 128, 4096), (1, 32, 0), (1, 128, 0), (4, 1, 4096), (4, 8, 4096),
+        (4, 32, 4096), (8, 8, 4096), (8, 32, 4096),
+    )),
+    *(("L3-70B-TP8", kv, 1, b, n) for kv in ("int8", "fp8") for b, n in (
+        (8, 4096), (8, 32768), (32, 4096), (128, 4096),
     )),
     *(("L3-8B", "bf16", q, b, 4096) for q in (2, 4, 8, 16, 64) for b in (1, 8, 32, 64)),
 ]  # fmt: skip
 
 
-def table(report: Report, peers: list[str], page: int, wanted_q: list[int]) -> None:
+def table(
+    report: Report, peers: list[str], page: int, wanted_q: list[int], wanted_kv: list[str]
+) -> None:
     """Time the shape table; length 0 stands for ragged lengths, q of 16 and 64 for trees."""
     copy = report.facts["copy_bytes_s"]
     benches: dict[tuple[str, str], Bench] = {}
     for model, kv, q, batch, length in TABLE:
-        if wanted_q and q not in wanted_q:
+        if (wanted_q and q not in wanted_q) or (wanted_kv and kv not in wanted_kv):
             continue
         if (model, kv) not in benches:
             benches.clear()
@@ -308,6 +316,7 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=16)
     parser.add_argument("--peers", nargs="*", default=list(PEERS))
     parser.add_argument("--new-tokens", type=int, nargs="*", default=[], help="these rows alone")
+    parser.add_argument("--kv", nargs="*", default=[], help="likewise: bf16, int8, fp8")
     parser.add_argument("--calls", type=int, default=1, help="in a graph at least")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -315,7 +324,8 @@ def main() -> None:
     kinds = dict.fromkeys(
         (model, kv, q)
         for model, kv, q, _, _ in TABLE
-        if not options.new_tokens or q in options.new_tokens
+        if (not options.new_tokens or q in options.new_tokens)
+        and (not options.kv or kv in options.kv)
     )
     thunks = []
     for (model, kv, q), batch in itertools.product(kinds, (1, 8, 128)):
@@ -329,7 +339,7 @@ def main() -> None:
     precompile(thunks)
     report = Report("decode", options.out)
     try:
-        table(report, options.peers, options.page, options.new_tokens)
+        table(report, options.peers, options.page, options.new_tokens, options.kv)
     finally:
         report.save()
 

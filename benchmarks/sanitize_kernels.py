@@ -35,22 +35,19 @@ def small(seq_lens: list[int], query_lens: list[int] | int = 1) -> Case:
 def decode() -> None:
     """Cut both ways, merged on the way and afterwards, and over 8-bit caches."""
     case = small([37, 0, 300])
-    want, _ = attention_reference(query=case.query, cache=case.cache, cu_query=case.cu_query)
-    config = decode_config(query=case.query, cache=case.cache)
-    for policy in ("occupancy", "balanced"):
-        for fused in (0, 99):
-            got = paged_decode(
-                query=case.query, cache=case.cache, max_seq_len=300, policy=policy,
-                config=replace(config, fused=fused),
-            )  # fmt: skip
-            assert_close(got, want, DTYPE)
-    for dtype in (torch.int8, torch.float8_e4m3fn):
-        cache = quantise_cache(case.cache, dtype)
+    for dtype in (None, torch.int8, torch.float8_e4m3fn):
+        cache = quantise_cache(case.cache, dtype) if dtype else case.cache
         want, _ = attention_reference(
-            query=case.query, cache=dequantised(cache), cu_query=case.cu_query
+            query=case.query, cache=dequantised(cache) if dtype else cache, cu_query=case.cu_query
         )
-        got = paged_decode(query=case.query, cache=cache, max_seq_len=300, policy="balanced")
-        assert_close(got, want, DTYPE)
+        config = decode_config(query=case.query, cache=cache)
+        for policy in ("occupancy", "balanced"):
+            for fused in (0, 99):
+                got = paged_decode(
+                    query=case.query, cache=cache, max_seq_len=300, policy=policy,
+                    config=replace(config, fused=fused),
+                )  # fmt: skip
+                assert_close(got, want, DTYPE)
 
 
 def trees() -> None:

@@ -162,8 +162,13 @@ def _planned_cut(plan: Plan, programs: int) -> _Cut:
     return _Cut(plan, StaticSplits(1), (programs, plan.columns, 1), plan.capacity, 2 * plan.columns)
 
 
+def _registers8(rows: int, stages: int) -> int:
+    """Return a thread's registers: of 64 four programs fit on an SM, of 80 three, of 128 two."""
+    return {8: 64 if stages < 4 else 128, 16: 80, 32: 128}[rows]
+
+
 def _split_by_gluon(step: _Step, *, fused: bool) -> None:
-    """Run stage 1 in a Gluon kernel, of decode_narrow or of decode_hopper, which merges nothing."""
+    """Run stage 1 in a Gluon kernel: decode_narrow, decode_narrow8, or decode_hopper, no merger."""
     query, cache, config, cut = step.query, step.cache, step.config, step.cut
     _, heads, dim = query.shape
     table, indptr, stride_table = cache.index()
@@ -180,21 +185,29 @@ def _split_by_gluon(step: _Step, *, fused: bool) -> None:
         *strides(query, cache, step.out)[:10],
     )  # fmt: skip
     fixed: dict[str, Any] = {
-        "KV_HEADS": cache.kv_heads, "GROUP": group, "DIM": dim, "PAGE": cache.page,
+        "KV_HEADS": cache.kv_heads, "GROUP": group, "PAGE": cache.page,
         "SPLIT": cut.split, "PDL": step.pdl, "BLOCK_N": config.hopper,
         "STAGES": config.hopper_stages, "num_warps": 4, "launch_pdl": step.pdl,
     }  # fmt: skip
     if config.block_m < 64:
         # Of 8 rows and tiles of 128 tokens Triton 3.6 makes code that goes wrong.
         rows = 8 if group * step.max_query_len <= 8 and config.hopper == 64 else config.block_m
-        gluon_kernel("decode_narrow", triton.__version__)[cut.grid](
-            query, *tensors, work.arrived if fused and work else None, *index, items,
-            plan.first if plan else None, parts, *numbers, **fixed, ROWS=rows, maxnreg=128,
-        )  # fmt: skip
+        tensors += (work.arrived if fused and work else None, *index, items)
+        tensors += (plan.first if plan else None, parts)
+        if cache.is_quantised:
+            gluon_kernel("decode_narrow8", triton.__version__)[cut.grid](
+                query, *tensors[:2], cache.key_scale, cache.value_scale, *tensors[2:], *numbers,
+                *cache.key_scale.stride(), **fixed, FP8=cache.key.dtype != torch.int8, ROWS=rows,
+                maxnreg=_registers8(rows, config.hopper_stages),
+            )  # fmt: skip
+        else:
+            gluon_kernel("decode_narrow", triton.__version__)[cut.grid](
+                query, *tensors, *numbers, **fixed, DIM=dim, ROWS=rows, maxnreg=128,
+            )  # fmt: skip
     else:
         gluon_kernel("decode_hopper", triton.__version__)[cut.grid](
             query, cache.key, cache.value, *tensors, *index, items, parts, *numbers, **fixed,
-            BLOCK_M=config.block_m, maxnreg=168 if config.block_m == 128 else 128,
+            DIM=dim, BLOCK_M=config.block_m, maxnreg=168 if config.block_m == 128 else 128,
         )  # fmt: skip
 
 

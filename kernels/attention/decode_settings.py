@@ -30,7 +30,8 @@ class DecodeConfig:
     resident: programs expected on an SM at a time. min_tokens: of a split, as far as it goes.
     fused: states of a sequence, on average, up to which the last program merges them; 0: never.
     hopper: tokens of a tile in the Gluon kernels, of decode_narrow up to 32 rows and decode_hopper
-    past that, which run where they apply; hopper_stages: their buffers of keys, and of values;
+    past that, which run where they apply; hopper_stages: their buffers of keys, and of values (of
+    decode_narrow8 four or more leave an SM two programs of 8 rows in place of four);
     hopper_resident: as resident, of theirs.
     hoist: let the compiler work out before the loop over items what does not change in it.
     """
@@ -105,6 +106,18 @@ def _narrow_pays(programs: int, sequences: int, sms: int, *, planned: bool) -> b
     return pairs <= sms or 1.8 * sms <= pairs <= 2 * sms or pairs > 3 * sms
 
 
+def _narrow8_pays(
+    query: torch.Tensor, cache: PagedCache, pairs: int, sms: int, *, max_query_len: int, policy: str
+) -> bool:
+    """Whether decode_narrow8 was the quicker, likewise; its programs are two to an SM.
+
+    With 9 to 16 rows three fit on an SM, not four, and the next launch's come to lie unevenly.
+    """
+    if 8 < query.shape[1] // cache.kv_heads * max_query_len <= 16:
+        return 8 * pairs <= sms
+    return policy == "balanced" or pairs <= 2 * sms or pairs >= 3.8 * sms
+
+
 def fitted(
     config: DecodeConfig,
     query: torch.Tensor,
@@ -120,21 +133,29 @@ def fitted(
     """
     fits = (
         config.hopper > 0
-        and gluon_fits(query, cache, rule)
+        and gluon_fits(query, cache, rule, narrow=config.block_m < 64)
         and gluon_kernel("decode_hopper", triton.__version__) is not None
     )
+    stages = config.hopper_stages
     if fits and config.block_m < 64:
+        sequences, sms = cache.seq_lens.shape[0], sm_count(query.device)
+        programs, planned = programs_of(query, cache, config, max_query_len), policy == "balanced"
         fits = (
             os.environ.get(NARROW) != "0"
             and policy in {"occupancy", "balanced"}
             and comes_in_pages(cache)
-            and _narrow_pays(
-                programs_of(query, cache, config, max_query_len),
-                cache.seq_lens.shape[0],
-                sm_count(query.device),
-                planned=policy == "balanced",
-            )
         )
+        if cache.is_quantised:
+            fits = fits and _narrow8_pays(
+                query, cache, programs * sequences, sms, max_query_len=max_query_len, policy=policy
+            )
+            if planned and sequences > PLANNED_SEQUENCES:
+                # Where many parts have no work, the others of four to an SM lie unevenly.
+                stages = max(stages, 4)
+        else:
+            fits = fits and _narrow_pays(programs, sequences, sms, planned=planned)
     if not fits:
         return replace(config, hopper=0)
-    return replace(config, block_n=config.hopper, resident=config.hopper_resident)
+    return replace(
+        config, block_n=config.hopper, resident=config.hopper_resident, hopper_stages=stages
+    )

@@ -47,15 +47,22 @@ def gluon_kernel(name: str, version: str) -> Any:
     return getattr(importlib.import_module(f"{__package__}.{name}"), f"{name}_kernel")
 
 
-def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule) -> bool:
-    """Whether the Gluon kernels of prefill and decode cover these types, shapes and rules."""
+def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule, *, narrow: bool = False) -> bool:
+    """Whether the Gluon kernels of prefill and decode cover these types, shapes and rules.
+
+    narrow: those of decode_narrow, which may have 8-bit caches.
+    """
     dim = query.shape[2]
+    if narrow and cache.is_quantised:
+        dims, types = {128}, cache.key.element_size() == cache.value.element_size() == 1
+    else:
+        dims, types = {64, 128}, query.dtype == cache.key.dtype
     return (
         starts_early(query.device)
-        and query.dtype == cache.key.dtype
+        and types
         and query.element_size() == 2
         and dim == cache.value.shape[3]
-        and dim in {64, 128}
+        and dim in dims
         and query.stride(0) % 8 == query.stride(1) % 8 == 0
         and not (rule.window or rule.soft_cap)
         and rule.sinks is None
@@ -85,16 +92,19 @@ def map_shape(values: torch.Tensor) -> tuple[int, int] | None:
 def page_map(values: torch.Tensor, tile: int) -> Any:
     """Return a TMA descriptor of a cache's keys or values; None where their pages do not fit.
 
-    A page's slots, or tile of them, are copied 64 columns at a time.
+    A page's slots, or tile of them, are copied 128 bytes at a time.
     """
     shape = map_shape(values)
     if shape is None:
         return None
     gluon = importlib.import_module("triton.experimental.gluon")
     hopper = importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    size = values.element_size()
+    if size == 1:
+        values = values.view(torch.int8)
     return hopper.TensorDescriptor(
-        values, [*shape], [values.stride(1), 1], [min(values.shape[1], tile), 64],
-        gluon.language.NVMMASharedLayout(128, 16, rank=2),
+        values, [*shape], [values.stride(1), 1], [min(values.shape[1], tile), 128 // size],
+        gluon.language.NVMMASharedLayout(128, 8 * size, rank=2),
     )  # fmt: skip
 
 

@@ -54,8 +54,11 @@ def test_a_map_leads_to_every_head_of_every_slot(order: str) -> None:
 
 
 @pytest.mark.parametrize(("slots", "rows"), [(16, 16), (64, 64), (256, 64)])
-def test_a_copy_is_a_page_or_a_tile_of_one_and_64_columns(slots: int, rows: int) -> None:
-    assert page_map(stored("plain", slots=slots), 64).block_shape == [rows, 64]
+def test_a_copy_is_a_page_or_a_tile_of_one_and_128_bytes(slots: int, rows: int) -> None:
+    values = stored("plain", slots=slots)
+    assert page_map(values, 64).block_shape == [rows, 64]
+    small = page_map(values.view(torch.int8), 64)
+    assert (small.block_shape, small.layout.element_bitwidth) == ([rows, 128], 8)
 
 
 @pytest.mark.parametrize("slots", [1, 8, 24])

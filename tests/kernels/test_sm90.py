@@ -177,6 +177,9 @@ with compile_only() as compiled:
                     max_query_len=rows, policy=policy,
                 )
                 note(f"decode without {rows} page {page} {policy}")
+    for kv in (torch.int8, torch.float8_e4m3fn):
+        paged_decode(query=query(8), cache=paged(kv, 16), max_seq_len=4096)
+        note(f"decode without {str(kv)[6:]}")
     found = {"kernels": found, "shipped": shipped, "without": without, "plans": plans}
 print(json.dumps(found))
 """
@@ -214,13 +217,13 @@ def test_nothing_spills(compiled: Any) -> None:
     bad = [(n, k["kernel"], k["stack"]) for n, k in kernels(compiled) if k["stack"] or k["spills"]]
     # Stored and loaded once a work item, outside the loop over the tiles that all rows see whole.
     assert bad == [
-        ("decode int8 page 16", "decode_split_kernel", 8),
         ("tree 8 occupancy", "decode_narrow_kernel", 48),
         ("tree 8 balanced", "decode_narrow_kernel", 32),
         ("tree 64 occupancy", "decode_hopper_kernel", 104),
         ("tree 64 balanced", "decode_hopper_kernel", 112),
         ("Triton's mla 16 page 64 planned", "mla_split_kernel", 24),
         ("Triton's mla 32 page 64 planned", "mla_split_kernel", 48),
+        ("decode without int8", "decode_split_kernel", 8),
     ]
 
 
@@ -250,6 +253,20 @@ def test_narrow_decode_takes_whole_pages_alone(compiled: Any) -> None:
         assert kernel["fences"] == 4, name
 
 
+def test_narrow_decode_of_8_bits_converts_in_registers(compiled: Any) -> None:
+    narrow = {n: k for n, k in kernels(compiled) if k["kernel"] == "decode_narrow8_kernel"}
+    types = ("int8", "float8_e4m3fn")
+    assert set(narrow) == {f"{cut} {kv} page 16" for cut in ("decode", "planned") for kv in types}
+    for name, kernel in narrow.items():
+        # A copy a page, of keys and of values; two of scales, of four bytes a thread, for each.
+        assert (kernel["bulk"], kernel["copies"]) == (8, 4), name
+        # No operand of 16 bits is stored: before and after barriers are made; queries; weights.
+        assert (kernel["wgmma"], kernel["fences"]) == (16, 4), name
+        # Four programs fit on an SM: two of this launch, two of the next.
+        assert 4 * 256 * kernel["registers"] <= 1 << 16, name
+        assert 4 * (kernel["shared"] + 1024) <= 228 * 1024, name
+
+
 def test_mla_of_few_heads_takes_pages_by_the_copy_engine(compiled: Any) -> None:
     """64 of the 576 columns at a time; the tile in which a sequence ends is gathered."""
     narrow = [(n, k) for n, k in kernels(compiled) if k["kernel"] == "mla_narrow_kernel"]
@@ -269,7 +286,7 @@ def test_wide_rows_use_wgmma_and_narrow_ones_mma(compiled: Any) -> None:
     for name, kernel in kernels(compiled):
         if not reads_cache(kernel):
             continue
-        turned = kernel["kernel"] in {"decode_narrow_kernel", "mla_narrow_kernel"}
+        turned = "narrow" in kernel["kernel"]
         used = "wgmma" if turned or name.startswith(wide) else "mma"
         assert kernel[used] > 0, name
 
