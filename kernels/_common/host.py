@@ -20,6 +20,7 @@ __all__ = [
     "config_files",
     "config_for",
     "device_key",
+    "is_hopper",
     "next_power_of_2",
     "sm_count",
     "starts_early",
@@ -53,6 +54,14 @@ def starts_early(device: torch.device) -> bool:
     """Whether a kernel can be launched before the one ahead has ended (Hopper and later)."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "meta"
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether this GPU has Hopper's matrix instructions, which later ones do not have."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] == 9
     return device.type == "meta"
 
 

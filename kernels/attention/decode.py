@@ -17,7 +17,7 @@ import triton
 from forebay.kernels._common.host import LOG2E, check, sm_count, starts_early
 
 from .decode_kernels import decode_split_kernel
-from .decode_settings import DecodeConfig, decode_config, fitted, programs_of
+from .decode_settings import DecodeConfig, decode_config, fitted, programs_of, walking
 from .launch import constants, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
 from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
@@ -52,6 +52,11 @@ class Workspace:
             torch.zeros(rows, dtype=torch.int32, device=device),
         )
 
+    def check_room(self, rows: int, value_dim: int) -> None:
+        """Raise ValueError unless `rows` states of value_dim fit: items x tokens x heads."""
+        fits = self.lse.numel() >= rows and self.out.numel() >= rows * value_dim
+        check(fits, "workspace is too small for this step")
+
 
 def _room(  # noqa: PLR0917 - sizes of one step
     given: Workspace | None,
@@ -64,7 +69,9 @@ def _room(  # noqa: PLR0917 - sizes of one step
     """Return the workspace given, if it is large enough, or a new one."""
     if given is None:
         return Workspace.allocate(items, max_q, heads, value_dim, device)
-    check(given.lse.numel() >= items * max_q * heads, "workspace is too small for this step")
+    given.check_room(items * max_q * heads, value_dim)
+    # One for each sequence and program would do, which are never more.
+    check(given.arrived.numel() >= items * max_q * heads, "workspace has too few counters")
     return given
 
 
@@ -262,6 +269,23 @@ def _merge(step: _Step, block_v: int, *, invariant: bool) -> None:
     )  # fmt: skip
 
 
+def _settled(  # noqa: PLR0917 - of one step
+    config: DecodeConfig | None,
+    query: torch.Tensor,
+    cache: PagedCache,
+    rule: Rule,
+    max_query_len: int,
+    policy: Policy,
+    plan: Plan | None,
+) -> DecodeConfig:
+    """Return the settings given, or the table's, as the kernel that runs has them."""
+    config = config or decode_config(
+        query=query, cache=cache, max_query_len=max_query_len, policy=policy
+    )
+    config = fitted(config, query, cache, rule=rule, max_query_len=max_query_len, policy=policy)
+    return config if plan is None else walking(config, plan.block_n)
+
+
 def paged_decode(
     *,
     query: torch.Tensor,
@@ -296,14 +320,10 @@ def paged_decode(
     if not trusted:
         cache.validate(query)
         rule.validate()
+    # What a plan was made for, and what its tiles were chosen by.
+    policy = policy if plan is None else "balanced"
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
-    config = config or decode_config(
-        query=query, cache=cache, max_query_len=max_query_len, policy=policy
-    )
-    config = fitted(
-        config, query, cache, rule=rule, max_query_len=max_query_len,
-        policy=policy if plan is None else "balanced",
-    )  # fmt: skip
+    config = _settled(config, query, cache, rule, max_query_len, policy, plan)
     tokens, heads, dim = query.shape
     value_dim = cache.value.shape[3]
     sequences = cache.seq_lens.shape[0]
@@ -336,7 +356,7 @@ def paged_decode(
     )  # fmt: skip
     fixed = constants(query, cache, rule)
     # The two ways of merging round differently, and which it is depends on the batch.
-    invariant = policy == "fixed" and plan is None
+    invariant = policy == "fixed"
     merges = cut.split and not invariant and not (config.hopper and config.block_m >= 64)
     fused = merges and cut.states <= config.fused * sequences
     if config.hopper:

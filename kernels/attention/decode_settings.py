@@ -16,7 +16,7 @@ from .launch import comes_in_pages, gluon_fits, gluon_kernel
 from .layout import PagedCache, Rule
 from .splits import MIN_TOKENS
 
-__all__ = ["DecodeConfig", "decode_config", "fitted", "programs_of"]
+__all__ = ["DecodeConfig", "decode_config", "fitted", "programs_of", "walking"]
 
 PLANNED_SEQUENCES = 64
 NARROW = "FOREBAY_NARROW_DECODE"
@@ -142,6 +142,7 @@ def fitted(
         programs, planned = programs_of(query, cache, config, max_query_len), policy == "balanced"
         fits = (
             os.environ.get(NARROW) != "0"
+            and programs == cache.kv_heads  # it has all rows of a kv head in one program
             and policy in {"occupancy", "balanced"}
             and comes_in_pages(cache)
         )
@@ -159,3 +160,14 @@ def fitted(
     return replace(
         config, block_n=config.hopper, resident=config.hopper_resident, hopper_stages=stages
     )
+
+
+def walking(config: DecodeConfig, block_n: int) -> DecodeConfig:
+    """Return settings that walk a plan whose items start at multiples of block_n tokens.
+
+    A larger tile would begin inside one, and reach past its page. Such a plan was made for other
+    settings, as before FOREBAY_NARROW_DECODE was set: Triton's kernel takes tiles of any size.
+    """
+    if block_n % config.block_n == 0:
+        return config
+    return replace(config, hopper=0, block_n=block_n)

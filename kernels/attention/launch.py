@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from forebay.kernels._common.host import next_power_of_2, starts_early
+from forebay.kernels._common.host import is_hopper, next_power_of_2
 
-from .layout import PagedCache, Rule
+from .layout import QUANTISED, PagedCache, Rule
 
 __all__ = [
     "comes_in_pages",
@@ -54,12 +54,13 @@ def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule, *, narrow: bo
     """
     dim = query.shape[2]
     if narrow and cache.is_quantised:
-        dims, types = {128}, cache.key.element_size() == cache.value.element_size() == 1
+        dims, types = {128}, cache.key.dtype in QUANTISED
     else:
         dims, types = {64, 128}, query.dtype == cache.key.dtype
     return (
-        starts_early(query.device)
+        is_hopper(query.device)
         and types
+        and cache.value.dtype == cache.key.dtype
         and query.element_size() == 2
         and dim == cache.value.shape[3]
         and dim in dims

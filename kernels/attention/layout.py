@@ -8,7 +8,10 @@ import torch
 
 from forebay.kernels._common.host import check
 
-__all__ = ["PagedCache", "Rule"]
+__all__ = ["QUANTISED", "PagedCache", "Rule"]
+
+QUANTISED = frozenset({torch.int8, torch.float8_e4m3fn})
+"""Types of a cache that has scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class PagedCache:
     seq_lens: `[sequences]` int32, tokens in the cache including the queries' own.
     Either block_table `[sequences, columns]` int32, or indptr `[sequences + 1]` and indices, flat
     page ids, both int32.
-    key_scale, value_scale: `[pages, slots, kv heads]` fp32, for int8 and fp8 caches.
+    key_scale, value_scale: `[pages, slots, kv heads]` fp32 of equal strides, for int8 and e4m3.
     """
 
     key: torch.Tensor
@@ -62,6 +65,17 @@ class PagedCache:
             (self.key_scale is None) == (self.value_scale is None),
             "key_scale and value_scale go together",
         )
+        if self.key_scale is not None and self.value_scale is not None:
+            types = {self.key.dtype, self.value.dtype}
+            check(
+                len(types) == 1 and types <= QUANTISED,
+                f"a cache with scales must be int8 or float8_e4m3fn, not {types}",
+            )
+            check(
+                self.key_scale.dtype == self.value_scale.dtype == torch.float32
+                and self.key_scale.stride() == self.value_scale.stride(),
+                "scales must be fp32, keys' and values' with equal strides",
+            )
         for name, cache in (("key", self.key), ("value", self.value)):
             check(cache.ndim == 4, f"{name} cache must be [pages, slots, kv heads, dim]")
             check(cache.stride(3) == 1, f"{name} cache must have unit stride on dim")

@@ -22,6 +22,7 @@ from forebay.kernels._common.host import (
     LOG2E,
     check,
     config_for,
+    is_hopper,
     next_power_of_2,
     sm_count,
     starts_early,
@@ -92,7 +93,7 @@ def _fits(query: torch.Tensor, latent: torch.Tensor, latent_dim: int, config: Ml
     """Whether the Gluon kernels cover these."""
     return (
         config.hopper
-        and starts_early(query.device)
+        and is_hopper(query.device)
         and query.dtype == latent.dtype
         and query.element_size() == 2
         and (latent_dim, query.shape[2] - latent_dim) == (512, 64)
@@ -195,8 +196,10 @@ def mla_decode(
         static = StaticSplits(1)
         grid, items = (programs, plan.columns, 1), plan.capacity
     split = plan is not None or static.max_splits > 1
-    if split and workspace is None:
-        workspace = _workspace(items * max_query_len * heads, latent_dim, query.device)
+    if split:
+        rows = items * max_query_len * heads
+        workspace = workspace or _workspace(rows, latent_dim, query.device)
+        workspace.check_room(rows, latent_dim)
     use_pdl = starts_early(query.device)
     if query.dtype == torch.float32:
         compute, precision = tl.float32, "ieee"

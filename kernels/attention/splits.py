@@ -19,13 +19,14 @@ both replay in CUDA graphs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
+from forebay.kernels._common.host import check
 from forebay.kernels._common.jit import visible_start
 
 __all__ = [
@@ -63,11 +64,13 @@ class Plan:
     first: `[sequences + 1]` int32, index of each sequence's first item.
     parts: `[columns, 8]` int32, what one grid column walks: the first item's four numbers (sequence
     -1: nothing to do), its index, the index past the last, two unused.
+    block_n: tokens of the tile that items start at multiples of; a kernel's must divide it.
     """
 
     items: torch.Tensor
     first: torch.Tensor
     parts: torch.Tensor
+    block_n: int
 
     @property
     def capacity(self) -> int:
@@ -249,6 +252,8 @@ def make_plan(
 ) -> Plan:
     """Lay out one step's work items on the device; `out` is written in place when given.
 
+    Raises ValueError for an `out` that was made for another number of sequences, or for settings
+    with fewer parts.
     programs_per_item: programs that share an item's tokens (kv heads times row blocks).
     slots: programs resident on the whole GPU at a time.
     """
@@ -259,11 +264,14 @@ def make_plan(
         def room(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=seq_lens.device)
 
-        out = Plan(room(parts + sequences, 4), room(sequences + 1), room(max(parts, sequences), 8))
+        columns = max(parts, sequences)
+        out = Plan(room(parts + sequences, 4), room(sequences + 1), room(columns, 8), block_n)
+    fits = out.first.shape[0] == sequences + 1 and out.columns >= max(parts, sequences)
+    check(fits and out.capacity >= parts + sequences, "the plan given was made for another step")
     plan_kernel[(out.columns,)](
         out.items, out.first, out.parts, seq_lens, cu_query,
         sequences, parts, waves, max_query_len, programs_per_item, slots,
         MIN_TOKENS=min_tokens, WINDOW=window, BLOCK_N=block_n,
         BLOCK_B=triton.next_power_of_2(max(sequences, 16)), num_warps=4,
     )  # fmt: skip
-    return out
+    return replace(out, block_n=block_n)
