@@ -8,9 +8,9 @@
     Relay        queue -> placement -> Attempt: engine -> bytes back         429 502 503 504
     App.settled  the one outcome: metrics, access log, trace
 
-Where a token has to be verified or a prompt cut into tokens first, the request waits as a
-`Verifying` or a `Naming`, which come back to `App.admitted` and `App.named`. `process` makes the
-parts and puts them together here.
+Where a token has to be verified, a long body read or a prompt cut into tokens first, the request
+waits as a `Verifying`, a `LongReading` or a `Naming`; they come back to `App.admitted`, `App.whole`
+or `App.named`. `process` makes the parts and puts them together here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from .dialects import dialect_of_path
 from .failing import retry_after, shutting_down
 from .ids import Ids, callers_id
 from .keys import FOREVER
+from .long_reading import LongReading
 from .messages import Refusal
 from .naming import Naming
 from .preparation import Preparation
 from .relay import Relay
 from .telemetry.traces import UNTRACED
 from .tokens import Unverified, Verifying
+from .wire import LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from .meter import Meter
     from .pools import Pool
     from .telemetry.traces import RequestTrace, Tracing
+    from .wire import Body
 
 
 logger = logging.getLogger(__name__)
@@ -213,6 +216,8 @@ class App:
         route = routes.ROUTES.get(message.path)
         if self._verifies and isinstance(message.tenant, Verifying):
             return message.tenant.begin(responder)
+        if route is not None and len(message.body) > LARGE and message.read is None:
+            return LongReading(self, message, responder, route).begin()
         try:
             if route is not None:
                 inbound = self.preparation.read(message, route)
@@ -244,6 +249,10 @@ class App:
             relay.granted()
         return relay
 
+    def wants_text(self, route: Route, body: Body) -> bool:
+        """Tell whether the prompt of a body will be wanted as a text."""
+        return self.preparation.wants_text(route, body)
+
     def named(
         self, inbound: Inbound, tokens: bytes | None, message: Message, responder: Responder
     ) -> Guest | None:
@@ -254,7 +263,7 @@ class App:
                 inbound.request = prefix.named(inbound.request, inbound.body, tokens, salt=salt)
             return self._begin(inbound, message, responder)
         except Exception as error:  # noqa: BLE001 - nobody else would answer
-            self._failed(error, message, responder)
+            self.failed(error, message, responder)
             return None
 
     def admitted(self, grant: Grant, message: Message, responder: Responder) -> Guest | None:
@@ -263,13 +272,17 @@ class App:
         if grant.tenant.name in self.paused:
             self.turn_away(_is_paused(), message, responder)
             return None
+        return self.whole(message, responder)
+
+    def whole(self, message: Message, responder: Responder) -> Guest | None:
+        """Answer a request that had to wait until it could be read."""
         try:
             return self.serve(message, responder)
         except Exception as error:  # noqa: BLE001 - nobody else would answer
-            self._failed(error, message, responder)
+            self.failed(error, message, responder)
             return None
 
-    def _failed(self, error: Exception, message: Message, responder: Responder) -> None:
+    def failed(self, error: Exception, message: Message, responder: Responder) -> None:
         """Answer a request that a fault of the gateway's own keeps from becoming a call."""
         logger.error("request failed", exc_info=error)
         self.turn_away(ForebayError("the gateway failed"), message, responder)

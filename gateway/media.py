@@ -16,6 +16,7 @@ from xxhash import xxh3_128_hexdigest
 from forebay.policies.contracts import Route
 
 from .multipart import Form
+from .wire import LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.policies.contracts import Outcome, Request
 
     from .intake import AnyBody
+    from .wire import Body
 
 FIRST_GUESS = 1024
 """Tokens of one, until an engine has answered: between LLaVA's 576 and Llama 3.2's 1,601."""
@@ -42,6 +44,7 @@ _KEYS = (
 )
 """Members of a part that are one: OpenAI's, vLLM's, and Anthropic's `source`."""
 _MEDIA = frozenset(_KEYS)
+_BRACE, _BRACKET = b"{["
 _INSIDE = frozenset(("content", "output"))
 """Members of a message that hold parts, and of a part that is a tool's result."""
 _STAND_IN_BYTES = 4096
@@ -82,8 +85,11 @@ class _Source(Struct):
 
 
 _messages = msgspec.json.Decoder(list[_Message]).decode
+_part = msgspec.json.Decoder(_Part).decode
 _parts = msgspec.json.Decoder(list[_Part | str]).decode
 _source = msgspec.json.Decoder(_Source).decode
+_opened = msgspec.json.Decoder(list[dict[str, Raw] | str]).decode
+_value = msgspec.json.Decoder().decode
 
 
 def media_of(body: AnyBody, route: Route) -> Media:
@@ -94,13 +100,29 @@ def media_of(body: AnyBody, route: Route) -> Media:
     raw = body.members.get(SAID.get(route, ""))
     if raw is None:
         return NONE
+    if len(body.raw) > LARGE:
+        return _of_long(body, raw, route)
     text = bytes(raw)
     if text.find(b"[", 1) < 0 and (route is not Route.RESPONSES or b'"output"' not in text):
         return NONE  # no message has parts, nor an output that is one
-    if body.crumbled:
+    return _of_messages(raw)
+
+
+def _of_long(body: Body, raw: Raw, route: Route) -> Media:
+    """Find the same without a copy, though other members may look as if there were parts."""
+    if body.found is not None:
+        return body.found.media
+    text = body.raw
+    if text.find(b"[", text.find(b"[") + 1) < 0 and (
+        route is not Route.RESPONSES or b'"output"' not in text
+    ):
         return NONE
+    return NONE if body.crumbled else _of_messages(raw)
+
+
+def _of_messages(raw: Raw) -> Media:
     try:
-        return _sum(_inside(message, deeper=True) for message in _messages(text))
+        return _sum(_inside(message, deeper=True) for message in _messages(raw))
     except (msgspec.DecodeError, RecursionError):
         return NONE  # the engine says what is wrong with it
 
@@ -116,19 +138,25 @@ def _inside(holder: _Message, *, deeper: bool) -> Media:
     """Add up those of a message, and with `deeper` those that tools' results in it show."""
     content, output = holder.content, holder.output
     if output is UNSET:
-        return NONE if content is UNSET else _in_parts(bytes(content), deeper=deeper)
-    said = b"" if content is UNSET else bytes(content)
-    shown = bytes(output)
-    if shown.startswith(b"{"):  # a computer's, which is one part
-        shown = b"[%b]" % shown
-    return _sum(_in_parts(each, deeper=deeper) for each in (said, shown))
+        return NONE if content is UNSET else _in_parts(content, deeper=deeper)
+    said = NONE if content is UNSET else _in_parts(content, deeper=deeper)
+    if _begins(output, _BRACE):  # a computer's, which is one part
+        return _sum((said, _in([_part(output)], deeper=deeper)))
+    return _sum((said, _in_parts(output, deeper=deeper)))
 
 
-def _in_parts(content: bytes, *, deeper: bool) -> Media:
-    if not content.startswith(b"["):
-        return NONE
+def _begins(value: Raw, byte: int) -> bool:
+    view = memoryview(value)
+    return view.nbytes > 0 and view[0] == byte
+
+
+def _in_parts(content: Raw, *, deeper: bool) -> Media:
+    return _in(_parts(content), deeper=deeper) if _begins(content, _BRACKET) else NONE
+
+
+def _in(parts: Iterable[_Part | str], *, deeper: bool) -> Media:
     count = size = 0
-    for part in _parts(content):
+    for part in parts:
         if isinstance(part, str):
             continue
         for key in _KEYS:
@@ -145,8 +173,46 @@ def _is_medium(key: str, value: Raw) -> bool:
     """Tell whether a member's value is one: a document's source may be text or parts."""
     if key != "source":
         return memoryview(value).nbytes != 4 or bytes(value) != b"null"
-    text = bytes(value)
-    return text.startswith(b"{") and bytes(_source(text).type) not in (b'"text"', b'"content"')
+    return _begins(value, _BRACE) and bytes(_source(value).type) not in (b'"text"', b'"content"')
+
+
+def conversation(body: Body, name: str) -> Any:
+    """Decode the member that holds a conversation, of a long body; None where there is none.
+
+    A long picture in it is left as it is written (`Raw`), which saves two copies of it. Raises
+    InvalidRequest.
+    """
+    raw = body.members.get(name)
+    if raw is not None:
+        try:
+            return _open(raw, deeper=3)  # messages, their parts, and those of tools' results
+        except (msgspec.DecodeError, RecursionError):
+            pass
+    return body.get(name)
+
+
+def _open(raw: Raw, *, deeper: int) -> Any:
+    """Decode a list of messages or parts, but for what is long in it and no text."""
+    if not deeper or not _is_long(raw) or not _begins(raw, _BRACKET):
+        return _value(raw)
+    return [
+        each
+        if isinstance(each, str)
+        else {key: _member(key, value, deeper=deeper - 1) for key, value in each.items()}
+        for each in _opened(raw)
+    ]
+
+
+def _member(key: str, value: Raw, *, deeper: int) -> Any:
+    if key in _INSIDE:
+        return _open(value, deeper=deeper)
+    if key in _MEDIA and _is_long(value) and _is_medium(key, value):
+        return value
+    return _value(value)
+
+
+def _is_long(value: Raw) -> bool:
+    return memoryview(value).nbytes > LARGE
 
 
 class StandIns:
@@ -191,12 +257,16 @@ class StandIns:
         return {**part, **changed} if changed else part
 
     def _stand_in(self, value: object) -> str:
-        digest = xxh3_128_hexdigest(msgspec.json.encode(value, order="deterministic"))
+        if not isinstance(value, Raw):  # a long one's digest is of the text that it came as
+            value = msgspec.json.encode(value, order="deterministic")
+        digest = xxh3_128_hexdigest(value)  # type: ignore[reportArgumentType]  # bytes in memory
         self._long -= 1
         return digest if self._long < 0 else digest * (_STAND_IN_BYTES // len(digest))
 
 
 def _is_source(source: object) -> bool:
+    if isinstance(source, Raw):  # which `_is_medium` has said
+        return True
     return isinstance(source, dict) and source.get("type") not in ("text", "content")  # type: ignore[reportUnknownMemberType]  # any JSON
 
 

@@ -14,6 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .intake import AnyBody
+
 _FOREVER = float("inf")
 
 
@@ -30,6 +32,7 @@ class Message:
         "old",
         "path",
         "query",
+        "read",
         "received",
         "refusal",
         "target",
@@ -52,6 +55,8 @@ class Message:
         """HTTP/1.0: no chunked answers."""
         self.keep_alive = True
         self.body = b""
+        self.read: AnyBody | None = None
+        """What the host made of a long body, which it reads before it answers."""
         self.refusal: Refusal | None = None
         self.tenant: object = None
         """Who is asking: set by the host when it admits the head."""

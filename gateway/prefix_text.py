@@ -9,7 +9,7 @@ import msgspec
 from forebay.policies.contracts import Route
 
 from . import wire
-from .media import SAID, StandIns
+from .media import SAID, StandIns, conversation
 
 if TYPE_CHECKING:
     from .intake import AnyBody
@@ -31,23 +31,32 @@ def prompt_text(route: Route, body: AnyBody) -> bytes:
     Key order and white space of the JSON do not count; what an image is called does,
     of which a digest stands there.
     """
-    if route in SAID:
-        if isinstance(body, wire.Body) and body.crumbled:
-            return b""  # none is asked for twice, and each would hold up everybody
-        pieces: list[bytes] = []
-        for name in _HEAD:
-            if name in body.members:
-                pieces += (_canonical(body.get(name)), _END)
-        said = body.get(SAID[route])
-        if isinstance(said, list):
-            stand_ins = StandIns()
-            for message in said:  # type: ignore[reportUnknownVariableType]  # any JSON
-                _write(message, pieces, stand_ins)
-        elif said is not None:
-            pieces.append(_canonical(said))
-        return b"".join(pieces)
-    if route is not Route.COMPLETIONS:
+    if not isinstance(body, wire.Body):
         return b""
+    found = body.found
+    if found is not None and found.prompt is not None:
+        text, found.prompt = found.prompt, None  # it is held no longer than it is wanted
+        return text
+    if route not in SAID:
+        return _completion(body) if route is Route.COMPLETIONS else b""
+    if body.crumbled:
+        return b""  # none is asked for twice, and each would hold up everybody
+    pieces: list[bytes] = []
+    for name in _HEAD:
+        if name in body.members:
+            pieces += (_canonical(body.get(name)), _END)
+    name = SAID[route]
+    said = body.get(name) if len(body.raw) <= wire.LARGE else conversation(body, name)
+    if isinstance(said, list):
+        stand_ins = StandIns()
+        for message in said:  # type: ignore[reportUnknownVariableType]  # any JSON
+            _write(message, pieces, stand_ins)
+    elif said is not None:
+        pieces.append(_canonical(said))
+    return b"".join(pieces)
+
+
+def _completion(body: wire.Body) -> bytes:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # type: ignore[reportUnknownVariableType]  # any JSON

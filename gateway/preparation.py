@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .prefix import PoolPrefix
     from .telemetry.traces import Tracing
     from .terms import Standing
+    from .wire import Body
 
 _LENGTHY = frozenset({Route.CHAT, Route.COMPLETIONS, Route.MESSAGES})
 """Routes whose long requests may go to another pool: nothing is stored there for a later one."""
@@ -73,7 +74,7 @@ class Preparation:
     def read(self, message: Message, route: Route) -> Inbound:
         """Make a call of a request on a plain route. Raises Rejected."""
         tenant: Tenant = message.tenant  # type: ignore[assignment]  # set by admit
-        body = intake.read_body(message, route)
+        body = message.read or intake.read_body(message, route)
         pool, model = intake.choose_pool(intake.model_of(body), self._models, tenant)
         call = Call(
             request_id=self._ids.next(),
@@ -97,6 +98,13 @@ class Preparation:
         if prefix is not None and prefix.warmer is not None:
             prefix.met(inbound.request, body, salt=call.cache_salt)
         return inbound
+
+    def wants_text(self, route: Route, body: Body) -> bool:
+        """Tell whether the prompt of such a body will be wanted as a text."""
+        model = body.get("model")
+        pool = self._models.get(model) if isinstance(model, str) else None
+        prefix = None if pool is None else pool.prefix
+        return prefix is not None and not prefix.wants_tokens(route)
 
     def read_stored(self, message: Message) -> Inbound:
         """Make a call of a request about a stored response. Raises Rejected."""

@@ -32,6 +32,8 @@ _PIECE = 16 << 10
 """Of one read this much is parsed at a time: it may hold thousands of requests."""
 _FOLDED = 1024
 """Parts of a body that are joined to one: an object for two bytes weighs 30 times as much."""
+_WORTH_IT = 512
+"""Bytes of a part up to which they are; of larger ones the object is no weight, and a copy is."""
 _ONCE = frozenset({b"authorization", b"x-api-key", b"content-type", b"host", b"x-request-id"})
 """Headers of which two would leave open which one counts."""
 _TOO_MUCH = "too much is buffered; try again later"
@@ -223,7 +225,8 @@ class Reader:
         self._loose += 1
         if self._loose == _FOLDED:
             self._loose = 0
-            self._body[-_FOLDED:] = [b"".join(self._body[-_FOLDED:])]
+            if sum(map(len, self._body[-_FOLDED:])) < _FOLDED * _WORTH_IT:
+                self._body[-_FOLDED:] = [b"".join(self._body[-_FOLDED:])]
         if not self._server.host.buffered(len(data)):
             message.refusal = self._word(429, _TOO_MUCH)
             self._drop_body()

@@ -6,6 +6,8 @@ import base64
 import random
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from forebay.gateway.keys import digest_of
 from forebay.gateway.media import FIRST_GUESS
 
@@ -46,23 +48,24 @@ def test_a_limit_on_tokens_lets_pictures_in_for_their_tokens(go: Go, kit: Kit):
     go(main())
 
 
-def test_a_conversation_goes_on_where_its_pictures_were_read(go: Go, kit: Kit):
+@pytest.mark.parametrize("size", [300_000, 700_000])
+def test_a_conversation_goes_on_where_its_pictures_were_read(go: Go, kit: Kit, size: int):
     async def main() -> None:
         sims = [kit.sim(f"e{n}") for n in range(3)]
         settings = kit.config(sims, pool={"prefix": {"mode": "learned"}})
         async with kit.running(settings) as gateway:
-            turns = [shows(picture(1)), {"role": "assistant", "content": "a weir"}]
+            turns = [shows(picture(1, size)), {"role": "assistant", "content": "a weir"}]
             first = await ask(gateway, kit, turns[0])
             hits: list[int] = []
             for number in (2, 3):
-                turns.append(shows(picture(number)))
+                turns.append(shows(picture(number, size)))
                 answer = await ask(gateway, kit, *turns)
                 assert answer.headers["x-forebay-endpoint"] == first.headers["x-forebay-endpoint"]
                 hits.append(int(answer.headers["x-forebay-prefix-hit-tokens"]))
                 assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
                 turns.append({"role": "assistant", "content": "a weir"})
             assert 0 < hits[0] < hits[1]
-            other = await ask(gateway, kit, shows(picture(9)))
+            other = await ask(gateway, kit, shows(picture(9, size)))
             assert int(other.headers["x-forebay-prefix-hit-tokens"]) == 0
 
     go(main())
