@@ -84,30 +84,38 @@ def rule_of(vllm_config, layer_names) -> Rule:
 
 
 class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
-    """Adds the division of the batch and the decode plan to the stock metadata."""
+    """Adds the division of the batch and the decode plan to the stock metadata.
+
+    A CUDA graph holds the addresses of one step's tensors. So what a step hands over lies in
+    buffers of the builder's or of vLLM's, and which of them follows from the number of sequences
+    and the longest row alone, which are the graph's: each step that replays it fills the same ones.
+    """
 
     # Full graphs for steps whose sequences all bring as many tokens, piecewise ones for the rest.
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Of later versions: drafts step on without a build, for which a plan would be out of date.
+        self.supports_draft_decode_metadata_update = False
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.decode_rows = min(self.reorder_batch_threshold or 1, MAX_ROWS_TOKENS)
         self.max_model_len = vllm_config.model_config.max_model_len
         self.most = vllm_config.scheduler_config.max_num_seqs
         dtype = vllm_config.model_config.dtype
+        # These layers' own: other layers of the model may have other heads.
+        kv_heads, dim = kv_cache_spec.num_kv_heads, kv_cache_spec.head_size
         # Stand-ins: the plan depends on the rule and their shapes and types only.
-        self._query = torch.empty(1, self.num_heads_q, self.headdim, dtype=dtype, device=device)
-        self._cache = torch.empty(
-            1, self.block_size, self.num_heads_kv, self.headdim, dtype=dtype, device=device
-        )
+        self._query = torch.empty(1, self.num_heads_q, dim, dtype=dtype, device=device)
+        self._cache = torch.empty(1, self.block_size, kv_heads, dim, dtype=dtype, device=device)
+        self._prefill_starts = torch.empty(self.most + 1, dtype=torch.int32, device=device)
         self._rule = rule_of(vllm_config, layer_names)
         self._configs: dict[int, DecodeConfig] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         lens = torch.zeros(self.most, dtype=torch.int32, device=device)
         items = max(self._plan(lens, None, rows).capacity for rows in (1, self.decode_rows))
         self._workspace = Workspace.allocate(
-            items + self.most, self.decode_rows, self.num_heads_q, self.headdim, device
+            items + self.most, self.decode_rows, self.num_heads_q, dim, device
         )
         say_once(f"decode by split-KV up to {self.decode_rows} new tokens a sequence")
 
@@ -151,15 +159,16 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
             longer = (starts[1:] - starts[:-1]) > rows
             decodes = int(longer.int().argmax())
             decode_tokens = int(starts[decodes])
-        query_len = min(common.max_query_len, rows)
+        query_len = 1 if common.max_query_len == 1 else rows
         plan = cu_decode = cu_prefill = None
         if decodes:
             if query_len > 1 or decode_tokens != decodes:
-                query_len = rows
                 cu_decode = common.query_start_loc[: decodes + 1]
             plan = self._plan(common.seq_lens[:decodes], cu_decode, query_len)
         if decodes < sequences:
-            cu_prefill = common.query_start_loc[decodes : sequences + 1] - decode_tokens
+            cu_prefill = self._prefill_starts[: sequences - decodes + 1]
+            starts = common.query_start_loc[decodes : sequences + 1]
+            torch.sub(starts, decode_tokens, out=cu_prefill)
         return Step(
             decodes=decodes,
             decode_tokens=decode_tokens,

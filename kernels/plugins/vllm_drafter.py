@@ -33,7 +33,7 @@ from forebay.kernels.speculative.store import StoreReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ForebayDrafter", "Rows", "settings_of"]
+__all__ = ["ForebayDrafter", "Rows", "flash_attention", "settings_of"]
 
 logger = logging.getLogger("vllm.forebay.speculative")
 
@@ -145,16 +145,38 @@ def _start(ids: Any, count: int, new: Sequence[int]) -> History:
     return History(array("I", ids[: count - len(new)].tobytes()))
 
 
-def _flash_attention() -> int | None:
-    """Return the version of FlashAttention that vLLM runs; 3 where its way to tell has moved."""
+def _on_hopper() -> bool:
+    import torch  # noqa: PLC0415 - the engine's, and slow
+
+    cuda: Any = torch.cuda
+    return cuda.is_available() and cuda.get_device_capability()[0] == 9
+
+
+def flash_attention(head: int) -> int | None:
+    """Return the version of FlashAttention that vLLM runs for heads that wide; None for no such.
+
+    Where vLLM's way to tell has moved, its choice on Hopper is supposed.
+    """
     try:
         from vllm.v1.attention.backends.fa_utils import get_flash_attn_version  # noqa: PLC0415 - vLLM's, and slow
     except ImportError:
-        return 3
-    return get_flash_attn_version()
+        return 3 if _on_hopper() else None
+    try:
+        return get_flash_attn_version(head_size=head)
+    except TypeError:  # one that does not ask for heads
+        return get_flash_attn_version()
 
 
-def _check_graphs(vllm_config: Any) -> None:
+def _may_run_flash_attention(vllm_config: Any) -> bool:
+    """Whether some layers may run FLASH_ATTN: it was asked for, or vLLM chooses."""
+    attention = getattr(vllm_config, "attention_config", None)
+    asked = [getattr(attention, "backend", None)]
+    asked += (getattr(attention, "backend_per_kind", None) or {}).values()
+    names = {str(getattr(each, "name", each) or "AUTO").upper() for each in asked}
+    return bool(names & {"AUTO", "FLASH_ATTN", "FLASH_ATTN_DIFFKV"})
+
+
+def _check_graphs(vllm_config: Any, version: Callable[[int], int | None]) -> None:
     """Raise ValueError where vLLM's graphs would make wrong tokens of steps without a guess.
 
     With cudagraph_mode FULL, a graph is captured for N tokens in rows as long as that, and replayed
@@ -162,16 +184,19 @@ def _check_graphs(vllm_config: Any) -> None:
     where heads are up to 64 or over 128 wide, and then lays out its schedule otherwise than the
     captured kernel reads it (vLLM 0.26: benchmarks/check_full_graphs.py). Drafts differ in length,
     and steps without any cannot be kept from coming about: grammars and full batches take guesses
-    away, contexts end.
+    away, contexts end. For MLA and models with recurrent layers vLLM lowers FULL by itself.
     """
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
-    if getattr(mode, "name", None) != "FULL":
+    model = vllm_config.model_config
+    lowered = getattr(model, "use_mla", False) or getattr(model, "is_hybrid", False)
+    if (
+        getattr(mode, "name", mode) != "FULL"
+        or lowered
+        or not _may_run_flash_attention(vllm_config)
+    ):
         return
-    backend = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
-    if getattr(backend, "name", backend) not in {None, "FLASH_ATTN"}:
-        return
-    head = int(vllm_config.model_config.get_head_size())
-    if 64 < head <= 128 or _flash_attention() != 3:
+    head = int(model.get_head_size())
+    if 64 < head <= 128 or version(head) != 3:
         return
     raise ValueError(
         f"cudagraph_mode FULL makes wrong tokens here: FlashAttention 3 attends wrongly in such "
@@ -197,8 +222,10 @@ def _collector(
 class ForebayDrafter:
     """What vLLM makes once in its worker and asks after every step."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        _check_graphs(vllm_config)
+    def __init__(
+        self, vllm_config: Any, version: Callable[[int], int | None] = flash_attention
+    ) -> None:
+        _check_graphs(vllm_config, version)
         settings = settings_of(vllm_config)
         store = settings.pop("store", None)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forebay-drafter")

@@ -65,34 +65,82 @@ def test_vllm_rows_without_new_tokens_draft_nothing_and_are_not_forgotten():
     assert drafter._rows._of_row[0] is first
 
 
-def graphs(mode, head_size, backend=None):
+def member(name):
+    """A member of one of vLLM's enums."""
+    return SimpleNamespace(name=name)
+
+
+def graphs(mode, head_size, backend=None, kinds=None, **model):
     told = vllm_config()
-    told.model_config.get_head_size = lambda: head_size
-    told.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
-    told.attention_config = SimpleNamespace(backend=backend and SimpleNamespace(name=backend))
+    vars(told.model_config).update(get_head_size=lambda: head_size, **model)
+    told.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    told.attention_config = SimpleNamespace(backend=backend)
+    if kinds is not None:  # later versions have it
+        told.attention_config.backend_per_kind = kinds
     return told
 
 
+def version_3(_head):
+    """FlashAttention's, as vLLM tells it on Hopper."""
+    return 3
+
+
+@pytest.mark.parametrize("mode", [member("FULL"), "FULL"], ids=["member", "name"])
 @pytest.mark.parametrize("head_size", [64, 256])
-@pytest.mark.parametrize("backend", [None, "FLASH_ATTN"])
-def test_full_graphs_are_refused_where_flash_attention_3_is_wrong_in_them(head_size, backend):
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        (None, None),
+        ("auto", {}),
+        (member("FLASH_ATTN"), None),
+        ("flash_attn", None),
+        (member("TRITON_ATTN"), {"sliding_window": member("FLASH_ATTN")}),
+    ],
+    ids=["vLLM chooses", "auto", "member", "name", "some layers"],
+)
+def test_full_graphs_are_refused_where_flash_attention_3_is_wrong_in_them(
+    mode, head_size, backend, kinds
+):
     with pytest.raises(ValueError, match=f"heads {head_size} wide.*TRITON_ATTN"):
-        vllm_drafter.ForebayDrafter(graphs("FULL", head_size, backend))
+        vllm_drafter.ForebayDrafter(graphs(mode, head_size, backend, kinds), version_3)
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        graphs("FULL", 128),
-        graphs("FULL", 96, "FLASH_ATTN"),
-        graphs("FULL", 64, "TRITON_ATTN"),
-        graphs("FULL_AND_PIECEWISE", 64),
+        graphs(member("FULL"), 128),
+        graphs(member("FULL"), 96, member("FLASH_ATTN")),
+        graphs(member("FULL"), 64, member("TRITON_ATTN")),
+        graphs(member("FULL"), 64, member("CUSTOM"), {"full": member("TRITON_ATTN")}),
+        graphs(member("FULL_AND_PIECEWISE"), 64),
+        graphs(member("FULL_DECODE_ONLY"), 64),
+        graphs(None, 64),
+        graphs(member("FULL"), 576, use_mla=True),
+        graphs(member("FULL"), 256, is_hybrid=True),
     ],
-    ids=["heads of 128", "heads of 96", "another backend", "other graphs"],
-)
+    ids=[
+        "heads of 128", "heads of 96", "another backend", "ours", "graphs of even rows and pieces",
+        "graphs of even rows", "no graphs said", "MLA", "recurrent layers",
+    ],
+)  # fmt: skip
 def test_other_graphs_heads_and_backends_are_taken(told):
     row = Ids([1, 2, 3, 4, 5, 1, 2])
-    assert vllm_drafter.ForebayDrafter(told).propose([[2]], [7], [row]) == [[3, 4, 5, 1]]
+    drafter = vllm_drafter.ForebayDrafter(told, version_3)
+    assert drafter.propose([[2]], [7], [row]) == [[3, 4, 5, 1]]
+
+
+@pytest.mark.parametrize("version", [None, 2, 4])
+def test_other_versions_of_flash_attention_are_taken_and_asked_by_the_heads(version):
+    """vLLM has 2 on older GPUs, 4 on later ones and for heads over 256, none elsewhere."""
+    asked = []
+    told = graphs(member("FULL"), 512)
+    vllm_drafter.ForebayDrafter(told, lambda head: (asked.append(head), version)[1])
+    assert asked == [512]
+
+
+def test_without_vllm_or_a_hopper_gpu_nothing_is_supposed():
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    assert (vllm_drafter.flash_attention(64) == 3) == hopper
 
 
 def test_vllm_is_never_given_more_drafts_than_its_context_holds():
