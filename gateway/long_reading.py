@@ -95,6 +95,7 @@ class LongReading:
             next(self._steps)
         except StopIteration:
             guest = self._host.whole(self._message, self._responder)
+            self._message.read = None  # else it would be held for as long as the answer streams
             self._stand_in.give_way(guest, self._responder)
         except Rejected as error:
             self._host.turn_away(error, self._message, self._responder)

@@ -16,6 +16,7 @@ from forebay.gateway.prefix_text import prompt_text
 from forebay.policies.contracts import ForebayError, Route
 
 if TYPE_CHECKING:
+    from forebay.gateway.intake import AnyBody
     from forebay.gateway.messages import Guest, Responder
 
 PICTURE = "data:image/png;base64," + "iVBOR" * 200_000
@@ -39,6 +40,7 @@ class App:
         self.broken = broken
         self.told: list[tuple[int, str]] = []
         self.turns = 0
+        self.read: AnyBody | None = None
 
     def wants_text(self, route: Route, body: wire.Body) -> bool:  # noqa: ARG002 - the protocol's signature
         if self.broken:
@@ -47,6 +49,7 @@ class App:
 
     def whole(self, message: Message, responder: Responder) -> Guest | None:  # noqa: ARG002 - likewise
         self.told.append((self.turns, ANSWERED))
+        self.read = message.read
         return None
 
     def turn_away(self, error: ForebayError, message: Message, responder: Responder) -> None:  # noqa: ARG002 - likewise
@@ -78,9 +81,9 @@ def read(app: App, message: Message, *, leave_after: int | None = None) -> App:
 
 
 def test_each_step_is_a_turn_of_the_loop_and_what_it_found_is_kept():
-    message = message_of(BODY)
-    assert read(App(), message).told == [(3, ANSWERED)]
-    body = message.read
+    app = read(App(), message_of(BODY))
+    assert app.told == [(3, ANSWERED)]
+    body = app.read
     assert isinstance(body, wire.Body)
     found = body.found
     assert found is not None
@@ -92,9 +95,14 @@ def test_each_step_is_a_turn_of_the_loop_and_what_it_found_is_kept():
 
 
 def test_a_prompt_whose_text_nobody_wants_is_not_written():
+    app = read(App(by_text=False), message_of(BODY))
+    assert app.told == [(2, ANSWERED)]
+    assert cast("Any", app.read).found.prompt is None
+
+
+def test_it_is_held_no_longer_than_until_the_call_is_made():
     message = message_of(BODY)
-    assert read(App(by_text=False), message).told == [(2, ANSWERED)]
-    assert cast("Any", message.read).found.prompt is None
+    assert (read(App(), message).told, message.read) == ([(3, ANSWERED)], None)
 
 
 def test_whoever_left_is_not_read_on():
