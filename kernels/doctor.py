@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Finding", "examine", "main"]
+__all__ = ["Finding", "examine", "main", "narrow_decode"]
 
 ENGINES = {
     "vllm": ("vllm.general_plugins", "vllm serve MODEL --attention-backend CUSTOM"),
@@ -87,10 +87,18 @@ def _tuned() -> Finding:
     return Finding("tables", "ok", ", ".join(names))
 
 
-def _narrow() -> Finding:
-    if os.environ.get("FOREBAY_NARROW_DECODE") == "0":
-        return Finding("narrow decode", "off", "switched off by FOREBAY_NARROW_DECODE=0")
-    return Finding("narrow decode", "ok", "on an H200; FOREBAY_NARROW_DECODE=0 switches it off")
+def narrow_decode(told: str | None, triton: str | None, *, tuned: bool) -> Finding:
+    """Say whether narrow decode runs, by FOREBAY_NARROW_DECODE, Triton's version and GPU."""
+    reason = ""
+    if told == "0":
+        reason = "switched off by FOREBAY_NARROW_DECODE=0"
+    elif not tuned:
+        reason = "no tuned table for this device, where Triton's kernel runs"
+    elif triton is None or not triton.startswith("3.6."):
+        reason = f"needs Triton 3.6, not {triton or 'none'}: Triton's kernel runs"
+    if reason:
+        return Finding("narrow decode", "off", reason)
+    return Finding("narrow decode", "ok", "FOREBAY_NARROW_DECODE=0 switches it off")
 
 
 def _engine(name: str) -> Finding:
@@ -110,13 +118,15 @@ def _engine(name: str) -> Finding:
 
 def examine() -> list[Finding]:
     """Look at Python, packages, GPU, tuned tables and engines."""
+    tuned = _tuned()
+    told = os.environ.get("FOREBAY_NARROW_DECODE")
     return [
         Finding("python", "ok", platform.python_version()),
         _package("torch"),
         _package("triton"),
         _gpu(),
-        _tuned(),
-        _narrow(),
+        tuned,
+        narrow_decode(told, _version("triton"), tuned=tuned.state == "ok"),
         *(_engine(name) for name in ENGINES),
     ]
 

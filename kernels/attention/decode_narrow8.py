@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from forebay.kernels._common.jit import next_item, query_rows, words_to_halves
+from forebay.kernels._common.jit import next_item, query_rows, to_half, words_to_halves
 
 from .hopper import barriers, following, give_back, head_place
 from .narrow import LANES, finish, load_ids, load_query, own_items, seen_of, sums_layout
@@ -96,24 +96,7 @@ def bytes_to_halves(x, FP8: gl.constexpr):
             pack=4,
         )
     else:
-        halves = gl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 t, c, lo, hi;
-            xor.b32 t, $2, 0x80808080;
-            mov.b32 c, 0x64806480;
-            prmt.b32 lo, t, 0x64646464, 0x4140;
-            prmt.b32 hi, t, 0x64646464, 0x4342;
-            sub.f16x2 $0, lo, c;
-            sub.f16x2 $1, hi, c;
-            }
-            """,
-            "=r,=r,r",
-            [x],
-            dtype=gl.float16,
-            is_pure=True,
-            pack=4,
-        )
+        halves = to_half(x, True)
     return halves
 
 

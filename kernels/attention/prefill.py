@@ -197,7 +197,8 @@ def paged_prefill(
 ) -> torch.Tensor:
     """Attend with chunks of new tokens, whose keys are cached already, causally; returns out.
 
-    query: `[tokens, heads, dim]`, rows of sequence b at cu_query[b] : cu_query[b + 1] (int32).
+    query: `[tokens, heads, dim]`, rows of sequence b at cu_query[b] : cu_query[b + 1] (int32), the
+    first at 0.
     lse: `[tokens, heads]` fp32, written when given. Tree rules are for decode only.
     """
     rule = rule or Rule()

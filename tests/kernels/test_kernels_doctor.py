@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forebay.kernels.doctor import examine, main
+from forebay.kernels.doctor import examine, main, narrow_decode
 
 
 def test_each_thing_is_looked_at_once() -> None:
@@ -23,12 +23,30 @@ def test_each_thing_is_looked_at_once() -> None:
     assert {f.state for f in examine()} <= {"ok", "missing", "unsupported", "off"}
 
 
-@pytest.mark.parametrize(("said", "state"), [("1", "ok"), ("", "ok"), ("0", "off")])
-def test_narrow_decode_is_said_to_run_unless_it_is_switched_off(
-    monkeypatch: pytest.MonkeyPatch, said: str, state: str
+@pytest.mark.parametrize(
+    ("told", "triton", "tuned", "state", "why"),
+    [
+        (None, "3.6.0", True, "ok", "FOREBAY_NARROW_DECODE=0 switches it off"),
+        ("1", "3.6.1", True, "ok", "switches it off"),
+        ("0", "3.6.0", True, "off", "switched off by FOREBAY_NARROW_DECODE=0"),
+        (None, "3.9.0", True, "off", "needs Triton 3.6, not 3.9.0"),
+        (None, None, True, "off", "needs Triton 3.6, not none"),
+        (None, "3.6.0", False, "off", "no tuned table for this device"),
+    ],
+)  # fmt: skip
+def test_narrow_decode_is_said_to_run_where_it_does(
+    told: str | None, triton: str | None, *, tuned: bool, state: str, why: str
 ) -> None:
-    monkeypatch.setenv("FOREBAY_NARROW_DECODE", said)
-    assert {f.what: f.state for f in examine()}["narrow decode"] == state
+    found = narrow_decode(told, triton, tuned=tuned)
+    assert (found.state, why in found.detail) == (state, True)
+
+
+def test_what_the_environment_says_of_narrow_decode_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_NARROW_DECODE", "0")
+    told = {f.what: f.detail for f in examine()}["narrow decode"]
+    assert told == "switched off by FOREBAY_NARROW_DECODE=0"
 
 
 def test_the_json_report_agrees_with_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
