@@ -69,9 +69,11 @@ def message_of(body: bytes) -> Message:
     return message
 
 
-def read(app: App, message: Message, *, leave_after: int | None = None) -> App:
+def read(
+    app: App, message: Message, *, leave_after: int | None = None, route: Route = Route.CHAT
+) -> App:
     async def scenario() -> None:
-        guest = LongReading(app, message, cast("Responder", Caller()), Route.CHAT).begin()
+        guest = LongReading(app, message, cast("Responder", Caller()), route).begin()
         if leave_after is not None:
             asyncio.get_running_loop().call_soon(guest.caller_left)
         await app.count_turns(6)
@@ -103,6 +105,16 @@ def test_a_prompt_whose_text_nobody_wants_is_not_written():
 def test_it_is_held_no_longer_than_until_the_call_is_made():
     message = message_of(BODY)
     assert (read(App(), message).told, message.read) == ([(3, ANSWERED)], None)
+
+
+def test_a_long_upload_is_read_as_a_form():
+    part = 'content-disposition: form-data; name="%s"\r\n\r\n%s'
+    parts = [part % ("model", "m"), part % ('file"; filename="a.wav', PICTURE)]
+    message = message_of("".join(f"--x\r\n{each}\r\n" for each in parts).encode() + b"--x--\r\n")
+    message.headers[b"content-type"] = b"multipart/form-data; boundary=x"
+    form = read(App(), message, route=Route.TRANSCRIPTIONS).read
+    assert form is not None
+    assert media_of(form, Route.TRANSCRIPTIONS) == Media(1, len(PICTURE))
 
 
 def test_whoever_left_is_not_read_on():
