@@ -61,6 +61,7 @@ def gluon_fits(query: torch.Tensor, cache: PagedCache, rule: Rule, *, narrow: bo
         is_hopper(query.device)
         and types
         and cache.value.dtype == cache.key.dtype
+        and cache.index()[0].dtype == torch.int32  # rows of a map are counted in 32 bits
         and query.element_size() == 2
         and dim == cache.value.shape[3]
         and dim in dims

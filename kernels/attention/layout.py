@@ -85,6 +85,11 @@ class PagedCache:
             )
             # Without it the compiler drops 16-byte asynchronous copies and spills registers.
             check(aligned, f"{name} cache strides must be multiples of 16, not {cache.stride()}")
+            far = (self.kv_heads - 1) * cache.stride(2)
+            check(far < 1 << 31, f"{name} cache heads must lie within 2^31 elements of each other")
+        for name, numbers in (("seq_lens", self.seq_lens), ("page ids", self.index()[0])):
+            side_by_side = numbers.stride(-1) == 1 or numbers.shape[-1] <= 1
+            check(side_by_side, f"{name} must lie side by side, not {numbers.stride()} apart")
 
     def index(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
         """Table pointer, indptr or None, and the table's row stride."""

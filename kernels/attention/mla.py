@@ -218,7 +218,8 @@ def mla_decode(
         "HEADS": heads, "LATENT": latent_dim, "ROPE": dim - latent_dim, "PAGE": latent.shape[1],
         "SPLIT": split, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
     }  # fmt: skip
-    fits = latent_scale == 1.0 and _fits(query, latent, latent_dim, config)
+    fits = latent_scale == 1.0 and block_table.dtype == torch.int32
+    fits = fits and _fits(query, latent, latent_dim, config)
     hopper, pages = hopper_kernel(latent, config, triton.__version__) if fits else (None, None)
     if hopper is not None and pages is not None:
         hopper[grid](

@@ -216,3 +216,27 @@ def test_caches_whose_scales_or_types_the_kernels_do_not_read_are_refused() -> N
     ):
         with pytest.raises(ValueError, match=why):
             wrong.validate(query)
+
+
+def test_numbers_that_the_kernels_would_misread_are_refused() -> None:
+    query, cache = on_h200(8)
+    table = torch.empty(8, 4, dtype=torch.int32, device="meta")
+    cache = replace(cache, block_table=table)
+    cache.validate(query)
+    heads = torch.empty(8, 1 << 19, 16, 128, dtype=torch.bfloat16, device="meta")
+    heads = heads.permute(1, 2, 0, 3)
+    for wrong, why in (
+        (replace(cache, seq_lens=table[:, 0]), "seq_lens must lie side by side"),
+        (replace(cache, block_table=table[:, ::2]), "page ids must lie side by side"),
+        (replace(cache, key=heads), "key cache heads must lie within"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            wrong.validate(query)
+
+
+def test_page_ids_of_64_bits_are_left_to_tritons_kernel() -> None:
+    query, cache = on_h200(8)
+    assert settled(query, cache, 1, "occupancy").hopper == 64
+    assert cache.block_table is not None
+    longer = replace(cache, block_table=cache.block_table.long())
+    assert settled(query, longer, 1, "occupancy").hopper == 0

@@ -90,13 +90,14 @@ def test_keys_have_none_where_values_have_none() -> None:
 
 def asked(
     rule: Rule | None = None, *, dim: int = 128, kv: Any = torch.bfloat16, device: str = "meta",
-    **query: Any,
+    table: Any = torch.int32, **query: Any,
 ) -> bool:  # fmt: skip
     """Whether they take on 8 rows; a meta tensor stands for an H200."""
     pool = torch.empty(4, 16, 2, dim, dtype=kv, device=device)
     lens = torch.empty(8, dtype=torch.int32, device=device)
     rows = torch.empty(8, 8, dim, **{"dtype": torch.bfloat16, "device": device} | query)
-    return gluon_fits(rows, PagedCache(pool, pool, lens, block_table=lens), rule or Rule())
+    cache = PagedCache(pool, pool, lens, block_table=lens.to(table))
+    return gluon_fits(rows, cache, rule or Rule())
 
 
 def test_causal_order_and_trees_over_16_bits_are_taken_on() -> None:
@@ -112,6 +113,7 @@ def test_other_rules_types_and_shapes_are_left_to_triton() -> None:
     assert not asked(kv=torch.float16)
     assert not asked(kv=torch.float32, dtype=torch.float32)
     assert not asked(kv=torch.int8)
+    assert not asked(table=torch.int64)
     assert not asked(device="cpu")
 
 
