@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import whole
 from .corpus import day_of, read_texts
-from .store import answers_of, identity, open_store, write_store
+from .store import answers_of, clear_leftovers, identity, open_store, write_store
 from .store_edit import Keep, add_to_store, answers_by_tenant, keep_answers, write_anew
 from .store_export import write_corpus, write_lookup_cache
 
@@ -133,6 +133,7 @@ def _each_tenant(arguments: Namespace, *, fresh: bool) -> dict[str, Any]:
         if arguments.by_tenant:
             path.mkdir(parents=True, exist_ok=True)
             path /= f"{_file_name(tenant)}.store"
+        _clear(path)
         print(f"sorting {sum(len(t) for _, t in answers)} tokens into {path}", file=sys.stderr)
         change = write_anew if fresh else add_to_store
         head, kept = change(path, answers, _keep(arguments), tokenizer=arguments.tokenizer)
@@ -148,8 +149,16 @@ def _file_name(tenant: str) -> str:
     return tenant
 
 
+def _clear(store: Path) -> None:
+    """Say in a line what killed commands have left, which is removed."""
+    names = [each.name for each in clear_leftovers(store)]
+    if names:
+        print(f"removed what a killed command had left: {', '.join(names)}", file=sys.stderr)
+
+
 def _prune(arguments: Namespace) -> dict[str, Any]:
     store = arguments.store
+    _clear(store)
     instead = identity(store)
     head, _, text = open_store(store)
     kept, told = keep_answers(answers_of(head, text, store), _keep(arguments))

@@ -10,14 +10,16 @@ notice the new one within seconds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
+import re
 import time
 from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .contexts import SEPARATOR, TOKEN_BYTES, Contexts, sort_contexts
 
@@ -27,7 +29,15 @@ if TYPE_CHECKING:
 
     Background = Callable[[Callable[[], Contexts]], Future[Contexts]]
 
-__all__ = ["Head", "StoreReader", "answers_of", "identity", "open_store", "write_store"]
+__all__ = [
+    "Head",
+    "StoreReader",
+    "answers_of",
+    "clear_leftovers",
+    "identity",
+    "open_store",
+    "write_store",
+]
 
 _MAGIC = b"fbstore1"
 _LOOK_AGAIN_S = 2.0
@@ -68,19 +78,69 @@ def write_store(
     start = _MAGIC + len(told).to_bytes(4, "little") + told
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        with beside.open("wb") as file:
+        with _held(beside) as file:
             file.write(start + bytes(-len(start) % 64) + turned)
             order.tofile(file)
             file.flush()
             os.fsync(file.fileno())
-        if instead is not None and identity(path) != instead:
-            raise ValueError(f"{path} was changed meanwhile by another command, start this again")
-        beside.replace(path)
+            if instead is not None and identity(path) != instead:
+                raise ValueError(
+                    f"{path} was changed meanwhile by another command, start this again"
+                )
+            beside.replace(path)
     except OSError as error:  # a full disk's error has no path, others one that nobody gave
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
     return head
+
+
+def _held(beside: Path) -> BinaryIO:
+    """Begin a file anew, locked for as long as it is open, so that nobody takes it for left."""
+    while True:
+        file = beside.open("wb")
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # somebody cleared up just before the lock
+
+
+def clear_leftovers(path: Path) -> list[Path]:
+    """Remove what commands that were killed have left beside a store; return what that was.
+
+    A file stays while a process has its number, and while anybody holds its lock.
+    """
+    left = re.compile(rf"{re.escape(path.name)}\.([0-9]+)\.new")
+    cleared: list[Path] = []
+    for each in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
+        named = left.fullmatch(each.name)
+        if named is not None and not _runs(int(named[1])) and _removed(each):
+            cleared.append(each)
+    return cleared
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True
+
+
+def _removed(file: Path) -> bool:
+    """Remove a file unless somebody holds it, or it cannot be told whether."""
+    try:
+        with file.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(opened.fileno()), file.stat()):
+                return False
+            file.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def identity(path: Path) -> tuple[int, int] | None:
