@@ -85,7 +85,11 @@ def decode_plan(
     config: DecodeConfig | None = None,
     out: Plan | None = None,
 ) -> Plan:
-    """Make the `balanced` plan for one step; every layer of the step may share it."""
+    """Make the `balanced` plan for one step; every layer of the step may share it.
+
+    Call a `paged_decode` that follows with no other kernel between with pdl=False: it would read
+    the plan while it is being written.
+    """
     rule = rule or Rule()
     config = config or decode_config(query=query, cache=cache, max_query_len=max_query_len)
     config = fitted(config, query, cache, rule=rule, max_query_len=max_query_len, policy="balanced")
@@ -139,6 +143,13 @@ class _Step(NamedTuple):
     cut: _Cut
     workspace: Workspace | None
     pdl: bool
+    behind_plan: bool
+    """Whether the kernel before stage 1 writes its plan, which is read before that has ended."""
+
+    @property
+    def early(self) -> bool:
+        """Whether stage 1 may start before the kernel ahead of it has ended."""
+        return self.pdl and not self.behind_plan
 
 
 def _static_cut(
@@ -194,7 +205,7 @@ def _split_by_gluon(step: _Step, *, fused: bool) -> None:
     fixed: dict[str, Any] = {
         "KV_HEADS": cache.kv_heads, "GROUP": group, "PAGE": cache.page,
         "SPLIT": cut.split, "PDL": step.pdl, "BLOCK_N": config.hopper,
-        "STAGES": config.hopper_stages, "num_warps": 4, "launch_pdl": step.pdl,
+        "STAGES": config.hopper_stages, "num_warps": 4, "launch_pdl": step.early,
     }  # fmt: skip
     if config.block_m < 64:
         # Of 8 rows and tiles of 128 tokens Triton 3.6 makes code that goes wrong.
@@ -236,7 +247,7 @@ def _split_by_triton(step: _Step, fixed: dict[str, Any], *, fused: bool) -> None
         *strides(query, cache, step.out), **fixed, WORDS=words,
         SPLIT=cut.split, PDL=step.pdl, PEEL=config.peel, HOIST=config.hoist,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=step.pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=step.early,
     )  # fmt: skip
 
 
@@ -335,7 +346,8 @@ def paged_decode(
         out = torch.empty(tokens, heads, value_dim, dtype=query.dtype, device=query.device)
     if sequences == 0:
         return out
-    if policy == "balanced" and plan is None:
+    behind_plan = policy == "balanced" and plan is None
+    if behind_plan:
         plan = decode_plan(
             query=query, cache=cache, cu_query=cu_query, max_query_len=max_query_len, rule=rule,
             config=config,
@@ -353,6 +365,7 @@ def paged_decode(
     step = _Step(
         query, cache, out, lse, cu_query, max_query_len, dim**-0.5 if scale is None else scale,
         rule, config, cut, workspace, starts_early(query.device) and (pdl is None or pdl),
+        behind_plan,
     )  # fmt: skip
     fixed = constants(query, cache, rule)
     # The two ways of merging round differently, and which it is depends on the batch.

@@ -233,8 +233,8 @@ def test_a_graph_captured_on_short_sequences_replays_on_long_ones(kv: str) -> No
 
     def both() -> None:
         decode_plan(**shared, out=plan)
-        paged_decode(**shared, max_seq_len=4096, policy="balanced", plan=plan, out=outs[0])
         paged_decode(**shared, max_seq_len=4096, out=outs[1])
+        paged_decode(**shared, max_seq_len=4096, policy="balanced", plan=plan, out=outs[0])
 
     case.cache.seq_lens.fill_(2)
     both()
