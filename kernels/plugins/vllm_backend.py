@@ -119,9 +119,13 @@ class ForebayMetadataBuilder(TritonAttentionMetadataBuilder):
         )
         say_once(f"decode by split-KV up to {self.decode_rows} new tokens a sequence")
 
+    def _stand_in(self, seq_lens) -> PagedCache:
+        """Return a cache that gets the same kernel as the layers' own: no number in it is read."""
+        return PagedCache(self._cache, self._cache, seq_lens, block_table=seq_lens[:, None])
+
     def _plan(self, seq_lens, cu_query, rows: int) -> Plan:
         """Make the plan in buffers that stay in place for this number of sequences."""
-        cache = PagedCache(self._cache, self._cache, seq_lens, block_table=self._cache)
+        cache = self._stand_in(seq_lens)
         if rows not in self._configs:
             self._configs[rows] = decode_config(query=self._query, cache=cache, max_query_len=rows)
         key = (seq_lens.shape[0], rows)

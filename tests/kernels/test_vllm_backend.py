@@ -19,8 +19,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from forebay.kernels.attention.decode import paged_decode
-from forebay.kernels.attention.layout import PagedCache
+from forebay.kernels.attention.decode import decode_config, paged_decode
+from forebay.kernels.attention.decode_settings import fitted
+from forebay.kernels.attention.layout import PagedCache, Rule
 from forebay.kernels.attention.reference import attention_reference
 from forebay.kernels.testing import DEVICE, assert_close, make_case
 
@@ -162,6 +163,27 @@ def test_a_step_fills_what_a_graph_of_as_many_sequences_holds(
 def test_drafts_are_not_stepped_on_without_a_plan_of_their_own(backend) -> None:
     """vLLM asks before it records draft steps that build no metadata between them."""
     assert not builder_of(backend, 2).supports_draft_decode_metadata_update
+
+
+def test_the_plan_is_made_for_the_kernel_that_the_layers_run(backend) -> None:
+    """Which meta tensors stand for on an H200: narrow decode for an ordinary step, by its tile."""
+    builder = builder_of(backend, 0)
+    kind: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
+    builder._query = torch.empty(1, 32, 128, **kind)
+    builder._cache = torch.empty(1, 16, 8, 128, **kind)
+    lens = torch.empty(8, dtype=torch.int32, device="meta")
+    pages = torch.empty(64, 8, 16, 256, **kind).transpose(1, 2)
+    table = torch.empty(8, 4, dtype=torch.int32, device="meta")
+    real = PagedCache(pages[..., :128], pages[..., 128:], lens, block_table=table)
+    found = [
+        fitted(
+            decode_config(query=builder._query, cache=cache), builder._query, cache, rule=Rule(),
+            max_query_len=1, policy="balanced",
+        )
+        for cache in (builder._stand_in(lens), real)
+    ]  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0].hopper == 64
 
 
 def test_graphs_are_left_to_steps_of_equal_rows(backend) -> None:
