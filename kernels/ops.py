@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (torch is not installed where types are checked)
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: FBT001, FBT002, PLR0913, PLR0917
 # (an operator's schema is flat)
 """The ops as `torch.ops.forebay.*`, opaque to torch.compile and graph capture.
 
@@ -10,9 +10,10 @@ spelled out; results go to tensors that the caller owns, which the schema declar
 
 import torch
 
+from ._common.host import check
 from .attention.decode import paged_decode
 from .attention.kv_write import write_cache
-from .attention.layout import PagedCache, Rule
+from .attention.layout import PagedCache, Rope, Rule
 from .attention.merge import merge_states
 from .attention.mla import mla_decode
 from .attention.prefill import paged_prefill
@@ -31,6 +32,11 @@ def write(
 ) -> None:
     """Store 16-bit keys and values, see `write_cache`."""
     write_cache(key=key, value=value, key_cache=key_cache, value_cache=value_cache, slots=slots)
+
+
+def _rope(cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool) -> Rope | None:
+    check((cos is None) == (sin is None), "rope_cos and rope_sin go together")
+    return None if cos is None or sin is None else Rope(cos, sin, interleaved)
 
 
 @torch.library.custom_op("forebay::paged_decode", mutates_args=("out",))
@@ -52,6 +58,9 @@ def decode(
     sink_tokens: int = 0,
     soft_cap: float = 0.0,
     policy: str = "occupancy",
+    rope_cos: torch.Tensor | None = None,
+    rope_sin: torch.Tensor | None = None,
+    rope_interleaved: bool = False,
 ) -> None:
     """Decode into `out`, see `paged_decode`."""
     paged_decode(
@@ -64,7 +73,10 @@ def decode(
         cu_query=cu_query,
         max_query_len=max_query_len,
         scale=scale,
-        rule=Rule(window=window, sink_tokens=sink_tokens, soft_cap=soft_cap, tree=tree),
+        rule=Rule(
+            window=window, sink_tokens=sink_tokens, soft_cap=soft_cap, tree=tree,
+            rope=_rope(rope_cos, rope_sin, rope_interleaved),
+        ),
         policy=policy,  # pyright: ignore[reportArgumentType] - a schema knows only str
         out=out,
     )  # fmt: skip
@@ -85,6 +97,9 @@ def prefill(
     window: int = 0,
     sink_tokens: int = 0,
     soft_cap: float = 0.0,
+    rope_cos: torch.Tensor | None = None,
+    rope_sin: torch.Tensor | None = None,
+    rope_interleaved: bool = False,
 ) -> None:
     """Prefill into `out`, see `paged_prefill`."""
     paged_prefill(
@@ -95,7 +110,10 @@ def prefill(
         ),
         cu_query=cu_query,
         scale=scale,
-        rule=Rule(window=window, sink_tokens=sink_tokens, soft_cap=soft_cap),
+        rule=Rule(
+            window=window, sink_tokens=sink_tokens, soft_cap=soft_cap,
+            rope=_rope(rope_cos, rope_sin, rope_interleaved),
+        ),
         out=out,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from .decode_kernels import decode_split_kernel
 from .decode_settings import DecodeConfig, decode_config, fitted, programs_of, walking
 from .launch import constants, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
+from .rope import rope_constants
 from .splits import Plan, Policy, StaticSplits, make_plan, static_splits
 from .states import decode_merge_kernel, decode_merge_rows_kernel
 
@@ -237,7 +238,8 @@ def _split_by_triton(step: _Step, fixed: dict[str, Any], *, fused: bool) -> None
     part_out, part_lse = (work.out, work.lse) if work else (None, None)
     items_of = (cut.plan.items, cut.plan.first, cut.plan.parts) if cut.plan else (None, None, None)
     # Four narrow products pay where the rows are few; from 64 rows wgmma wants one wide one.
-    words = cache.is_quantised and config.block_m < 64 and query.dtype != torch.float32
+    few = config.block_m < (32 if rule.rope else 64)
+    words = cache.is_quantised and few and query.dtype != torch.float32
     words = words and cache.value.shape[3] % 4 == 0
     decode_split_kernel[cut.grid](
         query, cache.key, cache.value, cache.key_scale, cache.value_scale, step.out, step.lse,
@@ -294,7 +296,7 @@ def _settled(  # noqa: PLR0917 - of one step
         query=query, cache=cache, max_query_len=max_query_len, policy=policy
     )
     config = fitted(config, query, cache, rule=rule, max_query_len=max_query_len, policy=policy)
-    return config if plan is None else walking(config, plan.block_n)
+    return config if plan is None else walking(config, plan.block_n, window=rule.window > 0)
 
 
 def paged_decode(
@@ -330,7 +332,7 @@ def paged_decode(
     rule = rule or Rule()
     if not trusted:
         cache.validate(query)
-        rule.validate()
+        rule.validate(query)
     # What a plan was made for, and what its tiles were chosen by.
     policy = policy if plan is None else "balanced"
     check(1 <= max_query_len <= MAX_ROWS_TOKENS, "max_query_len must be 1 to 64")
@@ -367,7 +369,7 @@ def paged_decode(
         rule, config, cut, workspace, starts_early(query.device) and (pdl is None or pdl),
         behind_plan,
     )  # fmt: skip
-    fixed = constants(query, cache, rule)
+    fixed = constants(query, cache, rule) | rope_constants(rule, max_query_len)
     # The two ways of merging round differently, and which it is depends on the batch.
     invariant = policy == "fixed"
     merges = cut.split and not invariant and not (config.hopper and config.block_m >= 64)

@@ -28,6 +28,7 @@ from forebay.kernels._common.jit import (
     visible_start,
 )
 
+from .rope import load_queries
 from .states import merge_if_last
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
@@ -52,6 +53,8 @@ def attend_item(
     cu_query_ptr,
     tree_ptr,
     sinks_ptr,
+    cos_ptr,
+    sin_ptr,
     kv_head,
     row_block,
     b,
@@ -81,6 +84,8 @@ def attend_item(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     QUANT: tl.constexpr,
     WORDS: tl.constexpr,
@@ -110,11 +115,10 @@ def attend_item(
         tl.extra.cuda.gdc_launch_dependents()
     offs_d = tl.arange(0, BLOCK_D)
     q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
-    q = tl.load(
-        q_ptr + q_at[:, None] + offs_d[None, :],
-        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
+    q, q_sinks, base = load_queries(
+        q_ptr, q_at, offs_d, row_valid, row_token, 0, seq_len, q_len, cos_ptr, sin_ptr,
+        WINDOW, SINK_TOKENS, ROPE, ROTARY_DIM, HEAD_DIM, COMPUTE,
+    )  # fmt: skip
     lowest = visible_start(seq_len, q_len, WINDOW, BLOCK_N)
     prefix = seq_len - q_len
     row_pos = prefix + row_token
@@ -130,17 +134,18 @@ def attend_item(
             norm = norm + 1.0
     sinks_end = 0
     if SINK_TOKENS > 0:
-        sinks_end = tl.where(start == lowest, tl.minimum(SINK_TOKENS, lowest), 0)
+        sinks_limit = seq_len if ROPE else lowest
+        sinks_end = tl.where(start == lowest, tl.minimum(SINK_TOKENS, sinks_limit), 0)
     # Tokens that every row sees: all but the queries' own, and with one token that one too.
     seen_by_all = prefix if TREE else prefix + 1
     whole = start + tl.maximum(tl.minimum(end, seen_by_all) - start, 0) // BLOCK_N * BLOCK_N
     acc, m, norm = attend_range(
-        new_acc(BLOCK_M, BLOCK_V, WORDS), m, norm, q, row_ptr, pages, sinks_end, start,
-        whole, end, row_pos, row_bits,
-        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+        new_acc(BLOCK_M, BLOCK_V, WORDS), m, norm, q, q_sinks, row_ptr, pages, sinks_end,
+        start, whole, end, row_pos, row_bits,
+        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix, cos_ptr, sin_ptr, base,
         stride_k_page, stride_k_slot, stride_v_page, stride_v_slot, stride_s_page, stride_s_slot,
         PEEL and WINDOW == 0, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+        ROPE, ROTARY_DIM, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
     )  # fmt: skip
 
     safe_norm = tl.where(norm == 0.0, 1.0, norm)
@@ -221,6 +226,8 @@ def decode_split_kernel(
     stride_s_page: tl.constexpr,
     stride_s_slot: tl.constexpr,
     stride_s_head,
+    cos_ptr,
+    sin_ptr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -228,6 +235,8 @@ def decode_split_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     QUANT: tl.constexpr,
     WORDS: tl.constexpr,
@@ -284,13 +293,13 @@ def decode_split_kernel(
             attend_item(
                 q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr,
                 part_out_ptr, part_lse_ptr, arrived_ptr, table_ptr, indptr_ptr, seq_lens_ptr,
-                cu_query_ptr, tree_ptr, sinks_ptr, kv_head, row_block, b, start, end, count, item,
-                first_of, scale_log2, cap, max_query, stride_table,
+                cu_query_ptr, tree_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_head, row_block, b,
+                start, end, count, item, first_of, scale_log2, cap, max_query, stride_table,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
-                KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM, PAGE, WINDOW, SINK_TOKENS, SOFT_CAP,
-                QUANT, WORDS, ASM, SPLIT, COMPUTE, PRECISION, PDL, PEEL,
+                KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM, PAGE, WINDOW, SINK_TOKENS, ROPE, ROTARY_DIM,
+                SOFT_CAP, QUANT, WORDS, ASM, SPLIT, COMPUTE, PRECISION, PDL, PEEL,
                 BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V,
             )  # fmt: skip
         if parts_ptr is not None:

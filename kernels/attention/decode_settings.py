@@ -14,6 +14,7 @@ from forebay.kernels._common.host import config_for, next_power_of_2, sm_count
 
 from .launch import comes_in_pages, gluon_fits, gluon_kernel
 from .layout import PagedCache, Rule
+from .rope import rope_config
 from .splits import MIN_TOKENS
 
 __all__ = ["DecodeConfig", "decode_config", "fitted", "programs_of", "walking"]
@@ -156,18 +157,19 @@ def fitted(
         else:
             fits = fits and _narrow_pays(programs, sequences, sms, planned=planned)
     if not fits:
-        return replace(config, hopper=0)
+        return rope_config(replace(config, hopper=0), rule, cache)
     return replace(
         config, block_n=config.hopper, resident=config.hopper_resident, hopper_stages=stages
     )
 
 
-def walking(config: DecodeConfig, block_n: int) -> DecodeConfig:
+def walking(config: DecodeConfig, block_n: int, *, window: bool = False) -> DecodeConfig:
     """Return settings that walk a plan whose items start at multiples of block_n tokens.
 
     A larger tile would begin inside one, and reach past its page. Such a plan was made for other
-    settings, as before FOREBAY_NARROW_DECODE was set: Triton's kernel takes tiles of any size.
+    settings, as before FOREBAY_NARROW_DECODE was set: Triton's kernel takes tiles of any size. With
+    a window the item that has the sinks is known by its start, which a smaller tile rounds less.
     """
-    if block_n % config.block_n == 0:
+    if block_n == config.block_n or (block_n % config.block_n == 0 and not window):
         return config
     return replace(config, hopper=0, block_n=block_n)

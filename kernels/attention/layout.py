@@ -8,7 +8,7 @@ import torch
 
 from forebay.kernels._common.host import check
 
-__all__ = ["QUANTISED", "PagedCache", "Rule"]
+__all__ = ["QUANTISED", "PagedCache", "Rope", "Rule"]
 
 QUANTISED = frozenset({torch.int8, torch.float8_e4m3fn})
 """Types of a cache that has scales."""
@@ -100,12 +100,48 @@ class PagedCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding for a cache whose keys are not rotated yet (mode `rerope`).
+
+    cos, sin: `[rows, pairs]` fp32, contiguous: row i is of position i, a column is of one pair of
+    dims; angles must grow evenly with i, scaled as you like (linear, YaRN; a factor in both too).
+    `window + max(sink_tokens, 127)` rows are enough for any step.
+    interleaved: a pair is dims 2i and 2i + 1 (GPT-J); otherwise i and i + pairs (NeoX, Llama).
+    Dims past the first 2 * pairs are not rotated.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool = False
+
+    @property
+    def dim(self) -> int:
+        """Leading dims of a head that are rotated."""
+        return 2 * self.cos.shape[1]
+
+    def validate(self, query: torch.Tensor) -> None:
+        """Raise ValueError for tables that do not go with this query."""
+        for name, table in (("cos", self.cos), ("sin", self.sin)):
+            check(table.ndim == 2, f"rope {name} must be [rows, pairs]")
+            check(table.dtype == torch.float32, f"rope {name} must be fp32, not {table.dtype}")
+            check(table.is_contiguous(), f"rope {name} must be contiguous")
+            check(table.device == query.device, f"rope {name} must lie on the query's device")
+        check(self.cos.shape == self.sin.shape, "rope cos and sin differ in shape")
+        check(
+            2 <= self.dim <= query.shape[2],
+            f"rope tables rotate {self.dim} dims, and a head has {query.shape[2]}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """Who sees whom, beyond causal order, and what happens to a score.
 
     window: a row at position p sees p - window < j <= p; 0 means all. Keys keep the rotation they
-    were cached with (mode `abs`).
+    were cached with (mode `abs`), unless there is rope.
     sink_tokens: leading tokens visible outside the window too (StreamingLLM).
+    rope: give query and cache unrotated, and both are rotated here, at their index in what the
+    row sees: sinks first, then the window (mode `rerope`). Needs a window, and takes no tree.
     soft_cap: scores become cap * tanh(score / cap); 0 means off.
     sinks: `[query heads]`, one extra logit per head that has no value (as in gpt-oss).
     tree: `[tokens]` int64, bit j of a row is set where the row sees draft node j of its own
@@ -117,8 +153,13 @@ class Rule:
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
     tree: torch.Tensor | None = None
+    rope: Rope | None = None
 
-    def validate(self) -> None:
-        """Raise ValueError for combinations that have no meaning here."""
+    def validate(self, query: torch.Tensor) -> None:
+        """Raise ValueError for combinations that have no meaning here, or not with this query."""
+        check(self.tree is None or self.rope is None, "a tree mask with rope is not supported")
         check(self.tree is None or not self.window, "a tree mask with a window is not supported")
         check(not self.sink_tokens or self.window > 0, "sink_tokens needs a window")
+        check(self.rope is None or self.window > 0, "rope needs a window")
+        if self.rope is not None:
+            self.rope.validate(query)

@@ -29,6 +29,7 @@ from forebay.kernels._common.jit import find_sequence, load_pages, table_row
 
 from .launch import constants, gluon_fits, gluon_kernel, page_maps, strides
 from .layout import PagedCache, Rule
+from .rope import load_queries, rope_config, rope_constants
 from .tile import WEIGHT_SHIFT, attend_range, new_acc, store_acc
 
 __all__ = ["PrefillConfig", "paged_prefill", "prefill_config"]
@@ -66,6 +67,8 @@ def prefill_kernel(
     stride_s_page: tl.constexpr,
     stride_s_slot: tl.constexpr,
     stride_s_head,
+    cos_ptr,
+    sin_ptr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -73,6 +76,8 @@ def prefill_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     QUANT: tl.constexpr,
     ASM: tl.constexpr,
@@ -103,11 +108,10 @@ def prefill_kernel(
     row_pos = prefix + row_token
     offs_d = tl.arange(0, BLOCK_D)
     q_at = (q_start + row_token).to(tl.int64) * stride_q_token + row_head * stride_q_head
-    q = tl.load(
-        q_ptr + q_at[:, None] + offs_d[None, :],
-        mask=row_valid[:, None] & (offs_d < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(COMPUTE)  # [BLOCK_M, BLOCK_D]
+    q, q_sinks, base = load_queries(
+        q_ptr, q_at, offs_d, row_valid, row_token, q_first, seq_len, q_len, cos_ptr, sin_ptr,
+        WINDOW, SINK_TOKENS, ROPE, ROTARY_DIM, HEAD_DIM, COMPUTE,
+    )  # fmt: skip
     m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     norm = tl.zeros([BLOCK_M], dtype=tl.float32)
     if sinks_ptr is not None:
@@ -127,13 +131,14 @@ def prefill_kernel(
         start = tl.maximum(prefix + q_first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     whole = (prefix + q_first + 1) // BLOCK_N * BLOCK_N
     acc, m, norm = attend_range(
-        new_acc(BLOCK_M, BLOCK_V, False), m, norm, q, row_ptr,
-        load_pages(row_ptr, start, end, PAGE, BLOCK_N), tl.minimum(SINK_TOKENS, start),
+        new_acc(BLOCK_M, BLOCK_V, False), m, norm, q, q_sinks, row_ptr,
+        load_pages(row_ptr, start, end, PAGE, BLOCK_N),
+        tl.minimum(SINK_TOKENS, end if ROPE else start),
         start, whole, end, row_pos, row_pos,
-        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
+        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix, cos_ptr, sin_ptr, base,
         stride_k_page, stride_k_slot, stride_v_page, stride_v_slot, stride_s_page, stride_s_slot,
         PEEL and WINDOW == 0, False, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, False, ASM,
-        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+        ROPE, ROTARY_DIM, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
     )  # fmt: skip
 
     safe_norm = tl.where(norm == 0.0, 1.0, norm)
@@ -204,9 +209,9 @@ def paged_prefill(
     rule = rule or Rule()
     if not trusted:
         cache.validate(query)
-        rule.validate()
+        rule.validate(query)
     check(rule.tree is None, "prefill takes no tree mask, use paged_decode")
-    config = config or prefill_config(query=query, cache=cache)
+    config = rope_config(config or prefill_config(query=query, cache=cache), rule, cache)
     tokens, heads, dim = query.shape
     value_dim = cache.value.shape[3]
     sequences = cache.seq_lens.shape[0]
@@ -243,6 +248,7 @@ def paged_prefill(
         table, indptr, cache.seq_lens, cu_query, rule.sinks,
         scale * LOG2E, rule.soft_cap * LOG2E, sequences, blocks, stride_table,
         *strides(query, cache, out), **constants(query, cache, rule),
+        **rope_constants(rule, min(tokens, config.block_m // group)),
         PEEL=config.peel, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from .layout import PagedCache, Rule
+from .layout import PagedCache, Rope, Rule
 
 __all__ = [
     "attention_reference",
@@ -57,6 +57,38 @@ def _visible(rule: Rule, length: int, q_len: int, first: int, device: torch.devi
     return visible
 
 
+def _rotated(rows: torch.Tensor, index: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotate rows `[tokens, ..., dim]` float64, each at its index."""
+    shape = (len(index), *[1] * (rows.ndim - 2), -1)
+    cos, sin = rope.cos[index].double().view(shape), rope.sin[index].double().view(shape)
+    out = rows.clone()
+    pairs = rope.dim // 2
+    first = slice(0, rope.dim, 2) if rope.interleaved else slice(0, pairs)
+    second = slice(1, rope.dim, 2) if rope.interleaved else slice(pairs, rope.dim)
+    out[..., first] = rows[..., first] * cos - rows[..., second] * sin
+    out[..., second] = rows[..., second] * cos + rows[..., first] * sin
+    return out
+
+
+def _rerope_scores(query: torch.Tensor, key: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """Rebuild for each row the cache that it sees, numbered from 0; `[heads, group, rows, tokens]`.
+
+    Keys `[tokens, heads, dim]` and query `[rows, heads, group, dim]` are not rotated yet.
+    """
+    assert rule.rope is not None
+    scores = key.new_zeros((*query.shape[1:3], len(query), len(key)))
+    for row in range(len(query)):
+        position = len(key) - len(query) + row
+        sinks = range(min(rule.sink_tokens, position + 1))
+        recent = range(max(position - rule.window + 1, len(sinks)), position + 1)
+        seen = torch.tensor([*sinks, *recent], device=key.device)
+        index = torch.arange(len(seen), device=key.device)
+        keys = _rotated(key[seen], index, rule.rope)
+        q = _rotated(query[row : row + 1], index[-1:], rule.rope)[0]
+        scores[:, :, row, seen] = torch.einsum("hgd,nhd->hgn", q, keys)
+    return scores
+
+
 def attention_reference(
     *,
     query: torch.Tensor,
@@ -89,7 +121,10 @@ def attention_reference(
             continue
         key, value = gather_reference(cache, b)
         q = query[first:last].double().unflatten(1, (cache.kv_heads, group))
-        scores = torch.einsum("qhgd,nhd->hgqn", q, key) * scale
+        if rule.rope is not None:
+            scores = _rerope_scores(q, key, rule) * scale
+        else:
+            scores = torch.einsum("qhgd,nhd->hgqn", q, key) * scale
         if rule.soft_cap:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         hidden = ~_visible(rule, length, last - first, first, query.device)

@@ -6,9 +6,11 @@
 
 `scale_log2` and `cap` hold log2(e), so that weights are powers of two. With QUANT the payload is
 8-bit and its scales, one a token and head, multiply columns of the scores and of the weights:
-nothing is expanded over the head's dim. MASKED tiles check the end of the range, causal order, tree
-and window. The accumulator is a tuple: one `[BLOCK_M, BLOCK_V]`, or with WORDS (8-bit values read
-as int32) four `[BLOCK_M, BLOCK_V / 4]`, number i of which holds columns i, 4 + i, 8 + i, ...
+nothing is expanded over the head's dim. MASKED tiles check the end of the range, causal order,
+tree and window. The query is a tuple: one tensor, or with ROPE the parts that rope.py makes of it;
+keys are rotated there, and `base` is the token at index 0. The accumulator is a tuple: one
+`[BLOCK_M, BLOCK_V]`, or with WORDS (8-bit values read as int32) four `[BLOCK_M, BLOCK_V / 4]`,
+number i of which holds columns i, 4 + i, 8 + i, ...
 """
 
 import triton
@@ -22,6 +24,8 @@ from forebay.kernels._common.jit import (
     to_half,
     words_to_halves,
 )
+
+from .rope import rotated_scores
 
 __all__ = ["WEIGHT_SHIFT", "attend_range", "new_acc", "store_acc"]
 
@@ -85,6 +89,9 @@ def attend_tile(
     scale_log2,
     cap,
     prefix,
+    cos_ptr,
+    sin_ptr,
+    base,
     stride_k_page,
     stride_k_slot,
     stride_v_page,
@@ -99,6 +106,8 @@ def attend_tile(
     QUANT: tl.constexpr,
     WORDS: tl.constexpr,
     ASM: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -110,6 +119,7 @@ def attend_tile(
     """Take the tile at token n into (acc, m, norm); see the callers for the words."""
     offs_n = n + tl.arange(0, BLOCK_N)
     inside = offs_n < end
+    dtype: tl.constexpr = q[0].dtype
     offs_d = tl.arange(0, BLOCK_D)
     k_rows = page_rows(pages, n, stride_k_page, stride_k_slot, PAGE, BLOCK_N)
     v_rows = page_rows(pages, n, stride_v_page, stride_v_slot, PAGE, BLOCK_N)
@@ -126,7 +136,8 @@ def attend_tile(
     offs_v = tl.arange(0, width)
     v_at = v_from + v_rows[:, None] + offs_v[None, :]  # [BLOCK_N, width]
     if MASKED:
-        k = tl.load(k_at, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+        if not ROPE:
+            k = tl.load(k_at, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
         keep_v = inside[:, None] & (offs_v < v_dim)[None, :]
         if WORDS:
             v = tl.load(v_at, mask=keep_v, other=0)
@@ -143,11 +154,18 @@ def attend_tile(
             v = tl.load(v_at, mask=(offs_v < v_dim)[None, :], other=0)
         else:
             v = tl.load(v_at, mask=(offs_v < v_dim)[None, :], other=0.0)
-    if QUANT and q.dtype == tl.float16:
-        k = to_half(k, ASM)
+    if ROPE:
+        index = tl.maximum(offs_n - base, 0)  # what lies before base is seen by no row
+        scores = rotated_scores(
+            q, k_ptr, k_rows, inside, index, cos_ptr, sin_ptr, ROPE, ROTARY_DIM, HEAD_DIM, QUANT,
+            ASM, PRECISION,
+        )  # fmt: skip
     else:
-        k = k.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if QUANT and dtype == tl.float16:
+            k = to_half(k, ASM)
+        else:
+            k = k.to(dtype)
+        scores = tl.dot(q[0], tl.trans(k), input_precision=PRECISION)
     if QUANT:
         s_rows = page_rows(pages, n, stride_s_page, stride_s_slot, PAGE, BLOCK_N)
         if MASKED:
@@ -168,7 +186,9 @@ def attend_tile(
             visible = offs_n[None, :] <= row_pos[:, None]
         if WINDOW > 0:
             near = offs_n[None, :] > (row_pos - WINDOW)[:, None]
-            if SINK_TOKENS > 0:
+            if ROPE:
+                near = near & (offs_n >= SINK_TOKENS)[None, :]
+            elif SINK_TOKENS > 0:
                 near = near | (offs_n < SINK_TOKENS)[None, :]
             visible = visible & near
         scores = tl.where(visible & inside[None, :], scores, float("-inf"))
@@ -178,7 +198,7 @@ def attend_tile(
         weights, rescale, m, norm = online_softmax(scores, scale_log2, m, norm, MASKED)
     if QUANT:
         weights = weights * (v_scale * WEIGHT_SHIFT)[None, :]
-    weights = weights.to(q.dtype)
+    weights = weights.to(dtype)
     if WORDS:
         v0, v1, v2, v3 = words_to_halves(v, k_ptr.dtype.element_ty != tl.int8, ASM)
         acc = (
@@ -188,10 +208,10 @@ def attend_tile(
             tl.dot(weights, v3, acc[3] * rescale[:, None]),
         )
     else:
-        if QUANT and q.dtype == tl.float16:
+        if QUANT and dtype == tl.float16:
             v = to_half(v, ASM)
         else:
-            v = v.to(q.dtype)
+            v = v.to(dtype)
         acc = (tl.dot(weights, v, acc[0] * rescale[:, None], input_precision=PRECISION),)
     return acc, m, norm
 
@@ -202,6 +222,7 @@ def attend_range(
     m,
     norm,
     q,
+    q_sinks,
     row_ptr,
     pages,
     sinks_end,
@@ -217,6 +238,9 @@ def attend_range(
     scale_log2,
     cap,
     prefix,
+    cos_ptr,
+    sin_ptr,
+    base,
     stride_k_page,
     stride_k_slot,
     stride_v_page,
@@ -231,6 +255,8 @@ def attend_range(
     QUANT: tl.constexpr,
     WORDS: tl.constexpr,
     ASM: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -244,17 +270,20 @@ def attend_range(
     pages: of the tile at start. Page ids for the next tile are read one iteration ahead and carried
     by the loop: the cache rows then are first-level loads, which the compiler's pipeliner keeps
     several tiles in flight.
+
+    With ROPE sinks are looked at by queries of their own, q_sinks, and there alone.
     """
     if SINK_TOKENS > 0:
+        sinks_limit = sinks_end if ROPE else start
         for n in range(0, sinks_end, BLOCK_N):
-            sink_pages = load_pages(row_ptr, n, start, PAGE, BLOCK_N)
+            sink_pages = load_pages(row_ptr, n, sinks_limit, PAGE, BLOCK_N)
             acc, m, norm = attend_tile(
-                acc, m, norm, q, sink_pages, n, start, row_pos, row_bits,
+                acc, m, norm, q_sinks, sink_pages, n, sinks_limit, row_pos, row_bits,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                cos_ptr, sin_ptr, 0, stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
-                True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+                True, TREE, 0 if ROPE else WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
+                ROPE, ROTARY_DIM, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
             )  # fmt: skip
     if PEEL:
         # Read here for the loop after this one: carried through, they would be loaded twice a tile.
@@ -264,10 +293,10 @@ def attend_range(
             acc, m, norm = attend_tile(
                 acc, m, norm, q, pages, n, end, row_pos, row_bits,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-                stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+                cos_ptr, sin_ptr, base, stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
                 stride_s_page, stride_s_slot,
                 False, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+                ROPE, ROTARY_DIM, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
             )  # fmt: skip
             pages = ahead
         start = whole
@@ -277,10 +306,10 @@ def attend_range(
         acc, m, norm = attend_tile(
             acc, m, norm, q, pages, n, end, row_pos, row_bits,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale_log2, cap, prefix,
-            stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
+            cos_ptr, sin_ptr, base, stride_k_page, stride_k_slot, stride_v_page, stride_v_slot,
             stride_s_page, stride_s_slot,
             True, TREE, WINDOW, SINK_TOKENS, SOFT_CAP, QUANT, WORDS, ASM,
-            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
+            ROPE, ROTARY_DIM, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, PAGE, BLOCK_N, PRECISION,
         )  # fmt: skip
         pages = ahead
     return acc, m, norm
