@@ -100,23 +100,14 @@ def media_of(body: AnyBody, route: Route) -> Media:
     raw = body.members.get(SAID.get(route, ""))
     if raw is None:
         return NONE
-    if len(body.raw) > LARGE:
-        return _of_long(body, raw, route)
-    text = bytes(raw)
-    if text.find(b"[", 1) < 0 and (route is not Route.RESPONSES or b'"output"' not in text):
-        return NONE  # no message has parts, nor an output that is one
-    return _of_messages(raw)
-
-
-def _of_long(body: Body, raw: Raw, route: Route) -> Media:
-    """Find the same without a copy, though other members may look as if there were parts."""
     if body.found is not None:
         return body.found.media
-    text = body.raw
-    if text.find(b"[", text.find(b"[") + 1) < 0 and (
-        route is not Route.RESPONSES or b'"output"' not in text
-    ):
-        return NONE
+    if len(body.raw) > LARGE:  # no copy, though other members may look as if there were parts
+        text, begin = body.raw, body.raw.find(b"[")
+    else:
+        text, begin = bytes(raw), 0
+    if text.find(b"[", begin + 1) < 0 and (route is not Route.RESPONSES or b'"output"' not in text):
+        return NONE  # no message has parts, nor an output that is one
     return NONE if body.crumbled else _of_messages(raw)
 
 

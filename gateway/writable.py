@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Found = Iterator[tuple[Place, str]]
 
-_READS_NOTHING = ("mean", "none")
+_WRITES_NOTHING = ("mean", "none")
 """Length predictors that write no outcomes."""
 
 
@@ -31,7 +31,7 @@ def find_unwritable(config: Config, file: Path) -> list[tuple[Place, str]]:
     for i, pool in enumerate(config.pools):
         own, here = pool.scheduling, ("pools", i, "scheduling")
         outcomes = own.prediction.outcomes
-        if outcomes is not None and own.predictor not in _READS_NOTHING:
+        if outcomes is not None and own.predictor not in _WRITES_NOTHING:
             found += _file((*here, "prediction", "outcomes"), Path(outcomes), more=True)
         if own.journal is not None:
             found += _file((*here, "journal"), Path(own.journal))

@@ -187,7 +187,10 @@ def _registers8(rows: int, stages: int) -> int:
 
 
 def _split_by_gluon(step: _Step, *, fused: bool) -> None:
-    """Run stage 1 in a Gluon kernel: decode_narrow, decode_narrow8, or decode_hopper, no merger."""
+    """Run stage 1 in a Gluon kernel: decode_narrow, its twin for 8 bits, or decode_hopper.
+
+    fused: the last program of a sequence merges its states, which decode_hopper's never do.
+    """
     query, cache, config, cut = step.query, step.cache, step.config, step.cut
     _, heads, dim = query.shape
     table, indptr, stride_table = cache.index()

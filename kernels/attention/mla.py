@@ -109,10 +109,9 @@ def hopper_kernel(latent: torch.Tensor, config: MlaConfig, version: str) -> tupl
     """
     if config.block_m == 64:
         return gluon_kernel("mla_hopper", version), None
-    if config.block_m not in NARROW_REGISTERS or gluon_kernel("mla_narrow", version) is None:
-        return None, None
-    pages = page_map(latent.unsqueeze(2), config.block_n)
-    return (None, None) if pages is None else (gluon_kernel("mla_narrow", version), pages)
+    narrow = gluon_kernel("mla_narrow", version) if config.block_m in NARROW_REGISTERS else None
+    pages = None if narrow is None else page_map(latent.unsqueeze(2), config.block_n)
+    return (None, None) if pages is None else (narrow, pages)
 
 
 def _workspace(rows: int, latent_dim: int, device: torch.device) -> Workspace:

@@ -127,6 +127,13 @@ CRUMBS = {
 }
 
 
+def test_crumbs_in_a_body_of_ordinary_length_are_not_looked_at_either():
+    crumbs = b",".join([b"{}"] * 20_000 + [b'{"file":1}'] * 31_000)
+    said = wire.read(b'{"messages": [{"content": [%b]}]}' % crumbs, READ_OR_WRITTEN)
+    assert len(said.raw) < wire.LARGE
+    assert media_of(said, Route.CHAT) is NONE
+
+
 @pytest.mark.parametrize("crumbs", CRUMBS.values(), ids=CRUMBS)
 def test_more_values_than_anybody_means_are_not_looked_at(crumbs: bytes):
     said = wire.read(b'{"messages": %s}' % crumbs, READ_OR_WRITTEN)
